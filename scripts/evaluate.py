@@ -26,7 +26,7 @@ from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
 from gpt2.files import place_of_file, write_json
 from scripts.settings.training import AUTO, DTYPES, OneLineParser
-from scripts.training.evaluation import load_model, of_choices, of_text, of_validation
+from scripts.training.evaluation import load_model, prepare_choices, prepare_text, prepare_validation
 
 
 def main():
@@ -43,11 +43,11 @@ def evaluate(settings, world) -> None:
     model = load_model(Path(s.model), s.seq_len, s.stride, s.batch_size, s.backend, s.dtype, s.threads, world)
     evaluations = {}
     if s.val_data:
-        evaluations["val_data"] = of_validation(model, s.val_data, s.tokenizer, world)
+        evaluations["val_data"] = prepare_validation(model, s.val_data, s.tokenizer, world)
     if s.text:
-        evaluations["text"] = of_text(model, s.text, s.tokenizer, s.split_documents, world)
+        evaluations["text"] = prepare_text(model, s.text, s.tokenizer, s.split_documents, world)
     if s.hellaswag:
-        evaluations["hellaswag"] = of_choices(model, s.hellaswag, s.tokenizer, world)
+        evaluations["hellaswag"] = prepare_choices(model, s.hellaswag, s.tokenizer, world)
     results = {}
     for name, measure in evaluations.items():
         results[name] = measure()

@@ -15,7 +15,7 @@ import sys
 from scripts.training.signals import CHECKPOINT, ENDED_BY, EXIT_CODES, let_wait
 
 if __name__ == "__main__":
-    let_wait()  # the imports below take a second, and a signal that asks for a checkpoint must not end the job there
+    let_wait()  # the imports below take a second; a signal that requests a checkpoint must not end the job meanwhile
 
 from contextlib import closing
 
@@ -39,17 +39,18 @@ def main():
 
 
 def supervised(settings) -> int:
-    """--restarts: this process starts the ranks. Returns the exit code."""
+    """--restarts: start the ranks from this process. Return the exit code."""
     try:
         check_numbers(settings)
     except UserError as error:
         end_without_mpi(str(error), is_first(RANKS))
-    given = settings.launcher, settings.out, settings.restart_after, settings.minutes
-    return supervise(settings.restarts, *given, sys.argv[1:])
+    return supervise(
+        settings.restarts, settings.launcher, settings.out, settings.restart_after, settings.minutes, sys.argv[1:]
+    )
 
 
 def train(settings, world) -> int:
-    """Train in a run folder that is this run's alone. Returns the exit code. Collective."""
+    """Train in a run folder, behind its lock. Return the exit code. Collective."""
     with RunLock(world, supervisor=settings.supervisor or "") as lock, ClosedTogether() as resources:
         loop = assemble(settings, world, lock, resources)
         return 0 if loop is None else make_steps(loop, world)
@@ -59,7 +60,7 @@ def make_steps(loop, world) -> int:
     """The training loop. Every rank runs it; the strategy decides how gradients become updated parameters.
 
     The hooks log the step, validate, and begin a checkpoint when one is due (scripts/training/assemble.py lists them).
-    Returns 0 if all steps have been made, else the exit code for the request that ended the run.
+    Return 0 if all steps have been made, else the exit code for the request that ended the run.
     """
     world.print(loop.table)
     strategy = loop.strategy

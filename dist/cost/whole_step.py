@@ -2,7 +2,7 @@
 what the copies exchange, all on the ports that they share.
 
 Each part of a stage of a copy is a rank of replay.py. What these send one another is what dist/stage_links.py and
-scripts/training/borrowing.py send: nobody waits for a send before the step's end, and receives are posted ahead.
+scripts/training/model_sync.py send: nobody waits for a send before the step's end, and receives are posted ahead.
 """
 
 import copy

@@ -1,1 +1,1 @@
-"""What a run computes on and what carries its exchange: CPU cores or GPUs, transports, --strategy auto."""
+"""The choice of CPU cores or GPUs, of the transport between GPUs, and of the strategy (--strategy auto)."""

@@ -1,12 +1,12 @@
-"""--strategy auto: the strategy, and whether it exchanges while the model computes, by what a step is expected to take.
+"""--strategy auto: choose the strategy, and whether it overlaps, by the shortest expected step.
 
-On cores the cost model says it for every strategy that fits into memory, from the links and from what was timed just
-before (step_timing.py). Where the best are near each other a trial of their exchanges
-corrects the model. Overlap hides messages between nodes; on one node the exchange is work of the very cores that
-compute, so there is nothing to hide, and nothing to try. One rank exchanges nothing. All of it takes below two seconds.
+On cores the cost model predicts the step of every strategy that fits into memory, from the measured links and from
+timed computing (step_timing.py). If the best are near each other, a trial of their exchanges corrects the model. On one
+node overlap is not considered: the cores that compute also exchange, so nothing can be hidden. One rank exchanges
+nothing. All this takes less than two seconds.
 
-Between GPUs all that may be the fastest are tried, without overlap unless asked for: what the links inside a node
-carry, and what NCCL makes of a call, the cost model does not know.
+Between GPUs a trial compares all strategies that may be the fastest, without overlap unless --overlap is given. The
+cost model does not know the links inside a node, nor what NCCL makes of a call.
 """
 
 import time
@@ -34,23 +34,26 @@ from scripts.settings.memory import check_memory, has_room, needed_bytes
 from strategies import OWN_FILE, Strategy, candidates
 from traces.units import seconds_text
 
-CANDIDATES, ROUNDS = 3, 3
-NEAR = 1.25  # times the shortest step: as far as the model may be wrong
-TRIAL_S, LONGEST_TRIAL_S = 0.2, 0.3  # of all its exchanges: predicted, and when no further round begins
-LEAST_TRIAL_BYTES, MOST_TRIAL_BYTES = 1 << 18, 64 << 20
-ALIKE = 2.0  # rates of a link at two starts
-# The settings that a choice depends on, beside the nodes.
-ASKED = (
+CANDIDATES = 3
+ROUNDS = 3
+NEAR = 1.25  # times the shortest step: the model may be wrong by so much
+TRIAL_S = 0.2  # a trial's exchanges take so long, as predicted
+LONGEST_TRIAL_S = 0.3  # no further round begins after this
+LEAST_TRIAL_BYTES = 1 << 18
+MOST_TRIAL_BYTES = 64 << 20
+ALIKE = 2.0  # rates of a link at two starts may differ by this factor
+# The settings that a choice depends on, besides the nodes.
+DECIDING_FLAGS = (
     "strategy", "overlap", "wire", "op", "error_feedback", "backend", "transport", "tensor_parallel",
     "pipeline_parallel",
 )  # fmt: skip
-LEAST_S = 1e-6  # of a prediction: on one node it is 0
-SAID = 4  # how many are named beside the one that is taken, and the user's own
+LEAST_S = 1e-6  # a prediction counts as at least this; on one node it is 0
+NAMED = 4  # how many others the explanation names, besides the user's own
 
 
 @dataclass(frozen=True)
 class Form:
-    """What auto chooses between. name: what --strategy would name."""
+    """A strategy with or without overlap. name: as --strategy names it."""
 
     name: str
     kind: type[Strategy]
@@ -61,8 +64,8 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Of --strategy auto, and the reason in words."""
+class AutoChoice:
+    """What --strategy auto chose, and why, in words."""
 
     name: str
     overlap: bool
@@ -74,22 +77,22 @@ def form_text(name: str, overlap: bool) -> str:
 
 
 def surroundings(settings, job: World, links: list[dict]) -> dict:
-    """What the choice of a run depends on, for its checkpoints. rate: of the slowest node, bytes/s."""
-    asked = {name: getattr(settings, name) for name in ASKED}
-    return asked | {"ranks": job.size, "nodes": [place["node"] for place in job.places], "rate": rate_both_ways(links)}
+    """Return what a choice depends on, for checkpoints. rate: of the slowest node, bytes/s."""
+    flags = {name: getattr(settings, name) for name in DECIDING_FLAGS}
+    return flags | {"ranks": job.size, "nodes": [place["node"] for place in job.places], "rate": rate_both_ways(links)}
 
 
-def kept_choice(kept: dict | None, around: dict, settings) -> Choice | None:
+def kept_choice(kept: dict | None, around: dict, settings) -> AutoChoice | None:
     """Return the choice that a checkpoint holds if flags, nodes and links are still the same; None to choose again."""
     if kept is None or not is_like(kept["around"], around):
         return None
     if settings.overlap not in (None, kept["overlap"]):
         return None
-    return Choice(kept["strategy"], kept["overlap"], "as before, on the same nodes")
+    return AutoChoice(kept["strategy"], kept["overlap"], "as before, on the same nodes")
 
 
 def is_like(before: dict, now: dict) -> bool:
-    """Whether the nodes and the flags are the same. Rates are never twice the same: they are alike within a factor."""
+    """Return whether nodes and flags are the same, and rates are within a factor of ALIKE."""
     rates = [around["rate"] for around in (before, now)]
     if None not in rates and max(rates) > ALIKE * min(rates):
         return False
@@ -97,7 +100,7 @@ def is_like(before: dict, now: dict) -> bool:
 
 
 def forms_on_cores(settings, has_links: bool) -> list[Form]:
-    """Those that the flags leave, in the order of the registry; has_links: whether there are several nodes."""
+    """Return the forms that the flags allow, in the order of the registry. has_links: if there are several nodes."""
     found = []
     for name, kind in candidates(settings.strategy, "host").items():
         if (
@@ -111,8 +114,10 @@ def forms_on_cores(settings, has_links: bool) -> list[Form]:
 
 
 def fitting(forms: list[Form], settings, config: GPT2Config, job: World) -> list[Form]:
-    """Those for which all nodes have the memory, as far as that is known. Collective: where there is none, the job ends
-    with one line on the one that needs least."""
+    """Return the forms for which all nodes have the memory, as far as that is known. Collective.
+
+    If there are none, the job ends with one line about the form that needs least.
+    """
     needed = [needed_bytes(replace(settings, strategy=form.name), config, job) for form in forms]
     fits = job.comm.allgather([has_room(bytes_needed) for bytes_needed in needed])
     if found := [form for form, *all_fit in zip(forms, *fits, strict=True) if all(all_fit)]:
@@ -126,17 +131,17 @@ def fitting(forms: list[Form], settings, config: GPT2Config, job: World) -> list
 
 def choose_on_cores(
     world: World, forms: list[Form], training: Training, links: list[dict], wire_format: WireFormat
-) -> Choice:
-    """The form whose step is the shortest. Collective.
+) -> AutoChoice:
+    """Choose the form with the shortest step. Collective.
 
-    training: what a step does, with the seconds that were timed. links: as probe_links measured them.
+    training: what a step does, with the timed seconds. links: as probe_links measured them.
     """
     kinds = {form.name: form.kind for form in forms}
     places = training.parameters, world.size, world.node_count
     held = {name: kind.memory.of_rank(*places).total for name, kind in kinds.items()}
     if world.size == 1:
         best = min(reversed(forms), key=lambda form: held[form.name])
-        return Choice(best.name, best.overlap, "one rank exchanges nothing, and this holds least")
+        return AutoChoice(best.name, best.overlap, "one rank exchanges nothing, and this holds least")
     cluster = cluster_of(world, links)
     steps = {name: predicted_step(kind, cluster, training, library()) for name, kind in kinds.items()}
     tried = near(forms, steps, count=CANDIDATES if links else 1)
@@ -151,28 +156,30 @@ def choose_on_cores(
     equal = [form for form in order if beside[form] + training.compute_s <= limit]
     best = min(sorted(equal, key=forms.index, reverse=True), key=lambda form: held[form.name])
     why = f"it makes a step {seconds_text(beside[best])} longer than its computing, {said}"
-    return Choice(best.name, best.overlap, why + others_text(best, order, beside))
+    return AutoChoice(best.name, best.overlap, why + others_text(best, order, beside))
 
 
 def others_text(best: Form, order: list[Form], beside: dict[Form, float]) -> str:
-    """The next ones in words, and the user's own. beside: seconds of a step beside computing."""
+    """Describe the next best forms and the user's own. beside: seconds of a step beside computing."""
     others = [form for form in order if form is not best]
-    named = [form for at, form in enumerate(others) if at < SAID or form.name.endswith(OWN_FILE)]
+    named = [form for at, form in enumerate(others) if at < NAMED or form.name.endswith(OWN_FILE)]
     listed = ", ".join(f"{form} {seconds_text(beside[form])}" for form in named)
     more = f" and {len(others) - len(named)} more" if len(others) > len(named) else ""
     return f"; {listed}{more}" if others else ""
 
 
 def near(forms: list[Form], steps: dict[str, PredictedStep], count: int) -> list[str]:
-    """The names that are to be tried: those of the shortest steps, at most so many, and those that declare no messages.
+    """Return the names to try: at most `count` with the shortest steps, and those that declare no messages.
 
-    On one node the model decides alone: its messages go through memory, and sums that need none are the fastest."""
-    unknown, shortest = dict.fromkeys(form.name for form in forms if form.kind.messages is None), {}
+    On one node the model alone decides, as messages go through memory there.
+    """
+    unknown = dict.fromkeys(form.name for form in forms if form.kind.messages is None)
+    shortest = {}
     for form in forms:
         seconds = steps[form.name].seconds(form.overlap)
         if seconds is not None:
             shortest[form.name] = min(seconds, shortest.get(form.name, seconds))
-    if not shortest:  # an MPI whose algorithms are not known
+    if not shortest:  # the algorithms of this MPI are not known
         return [*steps]
     names = sorted(shortest, key=shortest.get)[:count]
     return [name for name in names if shortest[name] <= NEAR * shortest[names[0]]] + [*unknown]
@@ -182,14 +189,18 @@ def corrected(
     tried: dict[str, tuple[type[Strategy], PredictedStep]], world: World, cluster: Cluster, training: Training,
     wire_format: WireFormat,
 ) -> dict[str, PredictedStep]:  # fmt: skip
-    """The steps with exchanges as a short trial found them: as much longer than the model says as shorter vectors
-    took; of what the model does not know, in proportion to the bytes. Collective."""
+    """Return the steps, corrected by a trial with shorter vectors. Collective.
+
+    Predicted exchanges are scaled by measured over predicted seconds of the trial. Exchanges that the model does not
+    know are scaled by their bytes.
+    """
     longest_s = sum(LEAST_S if step.exchange is None else step.exchange.seconds for _, step in tried.values())
     wanted = TRIAL_S / (2 * ROUNDS * max(longest_s, LEAST_S)) * training.parameters * 4
     trial_bytes = min(max(LEAST_TRIAL_BYTES, int(wanted)), MOST_TRIAL_BYTES)
     size = whole_shards(min(training.parameters, trial_bytes // 4), world.size)
     measured = trial_seconds(world, {name: kind for name, (kind, _) in tried.items()}, size, wire_format)
-    result, short = {}, replace(training, parameters=size, ranges=())
+    result = {}
+    short = replace(training, parameters=size, ranges=())
     for name, (kind, step) in tried.items():
         if step.exchange is None:
             result[name] = with_exchange(kind, step, training, measured[name] * training.parameters / size)
@@ -200,7 +211,7 @@ def corrected(
 
 
 def with_exchange(kind: type[Strategy], step: PredictedStep, training: Training, seconds: float) -> PredictedStep:
-    """The step of a strategy whose messages the model does not know, with an exchange of so many seconds."""
+    """Return the step of a strategy whose messages the model does not know, with an exchange of `seconds`."""
     exchange = Prediction(seconds, np.zeros(1), np.zeros(1), 0, 0.0, [])
     update_s = training.update_s * step.memory.updated_share(training.parameters)
     return replace(
@@ -210,8 +221,10 @@ def with_exchange(kind: type[Strategy], step: PredictedStep, training: Training,
 
 
 def trial_seconds(world: World, kinds: dict[str, type[Strategy]], size: int, wire_format: WireFormat) -> dict:
-    """Median seconds of an exchange of so many elements by each, in turns. Collective."""
-    own_buffers, ports, begun = OwnBuffers(world, size), Ports(), time.monotonic()
+    """Return the median seconds of each strategy's exchange of `size` elements, measured in turns. Collective."""
+    own_buffers = OwnBuffers(world, size)
+    ports = Ports()
+    begun = time.monotonic()
     contenders = {name: StrategyContender(world, own_buffers, wire_format, kind) for name, kind in kinds.items()}
     found = {name: [] for name in kinds}
     for _ in range(ROUNDS):
@@ -224,12 +237,12 @@ def trial_seconds(world: World, kinds: dict[str, type[Strategy]], size: int, wir
     return {name: float(np.median(seconds)) for name, seconds in found.items()}
 
 
-def choose_on_gpus(world: World, settings, size: int, wire_format: WireFormat, comm) -> Choice:
-    """The fastest for vectors of `size` elements, exchanged over comm. Collective."""
+def choose_on_gpus(world: World, settings, size: int, wire_format: WireFormat, comm) -> AutoChoice:
+    """Choose the fastest strategy for vectors of `size` elements, exchanged over comm. Collective."""
     trial_size = whole_shards(min(size, MOST_TRIAL_BYTES // 4), world.size)
     buffers = OwnBuffers(world, trial_size, zeros=partial(device_zeros, comm.device))
     without_feedback = replace(wire_format, error_feedback=False)
-    has_nodes = 1 < world.node_count < world.size  # of several ranks, which some strategies are made for
+    has_nodes = 1 < world.node_count < world.size  # nodes with several ranks, which some strategies are made for
     contenders = {
         name: DeviceContender(world, buffers, form_on_gpus(kind, False), comm, exchange_on_gpus(kind, without_feedback))
         for name, kind in candidates(settings.strategy, "gpus").items()
@@ -238,9 +251,9 @@ def choose_on_gpus(world: World, settings, size: int, wire_format: WireFormat, c
     seconds = measured_seconds(world, contenders, ROUNDS)
     tried = ", ".join(f"{name} {taken * 1e3:.1f} ms" for name, taken in seconds.items())
     why = f"of {trial_size * 4 / 1e6:.1f} MB in a trial between GPUs, which the cost model does not know: {tried}"
-    return Choice(min(seconds, key=seconds.get), settings.overlap, why)
+    return AutoChoice(min(seconds, key=seconds.get), settings.overlap, why)
 
 
 def whole_shards(size: int, ranks: int) -> int:
-    """`size` rounded up so that each rank's shard is whole."""
+    """Round `size` up so that all ranks have equal shards."""
     return -(-size // ranks) * ranks

@@ -1,10 +1,18 @@
-"""What a rank's model and strategy compute on, and how what they hold comes together.
+"""The three backends: NumPy on CPU cores, CuPy with an exchange through host memory, CuPy with an exchange on the GPU.
 
-Each of the three has: kernels, for the model, and model, its flat arrays; world, buffers, sum_of_squares and
-new_optimizer(start, stop), for the strategy; new_strategy(job, step): it, as training calls it, after that step;
-host_parameters, which are filled before training, and fetch(start, stop), which brings a range there for model.bin;
-close(). All are collective, so that a GPU without enough memory ends the job in one line. For what ranks of one model
-exchange (partners.py): device, the GPU or None, and new_comm(world), the communicator for arrays on it, or None.
+A backend holds the arrays of a rank's model and of its strategy. Each has
+
+    kernels, model                              the kernel set, and the flat arrays that the model computes with
+    world, buffers, sum_of_squares,
+    new_optimizer(start, stop)                  what the strategy needs (strategies.base.Job)
+    new_strategy(job, step)                     the strategy as training calls it; `step` steps have been made
+    host_parameters, fetch(start, stop)         parameters in host memory, filled before training; fetch copies a range
+                                                there for model.bin
+    device, new_comm(world)                     for ranks that share a model (partners.py): the GPU, and a communicator
+                                                for arrays on it; both may be None
+    close()
+
+All are collective, so that a GPU without enough memory ends the job with one line.
 """
 
 from dataclasses import replace
@@ -29,14 +37,17 @@ from strategies.gpu.staged_adamw import StagedAdamW
 
 
 class CpuBackend:
-    """NumPy: model and strategy share the arrays, in host memory."""
+    """NumPy. Model and strategy share the arrays, in host memory."""
 
     device = None
 
     def __init__(self, settings, world, layout, adamw, wire_format, kernels):
-        self.kernels, self.world, self.kind = kernels, world, find(settings.strategy)
+        self.kernels = kernels
+        self.world = world
+        self.kind = find(settings.strategy)
         self.new_exchange = partial(self.kind.host_exchange, wire_format=wire_format)
-        self.operation, self.new_wire = self.kind.new_operation(wire_format), wire_format.new
+        self.operation = self.kind.new_operation(wire_format)
+        self.new_wire = wire_format.new
         self.sum_of_squares = kernels.sum_of_squares
         self.new_optimizer = lambda start, stop: AdamW(kernels, layout, start, stop, adamw)
         self.buffers = self.kind.buffers(world, layout.size, layout.held_ranges)
@@ -48,10 +59,10 @@ class CpuBackend:
         return self.kind(replace(job, **parts))
 
     def new_comm(self, world):
-        """Exchanges start in host memory."""
+        """Return None: exchanges start in host memory."""
 
     def fetch(self, start: int, stop: int) -> None:
-        """They are there."""
+        """Do nothing: the parameters are in host memory."""
 
     def close(self) -> None:
         self.buffers.close()
@@ -59,7 +70,7 @@ class CpuBackend:
 
 
 class StagedGpuBackend(CpuBackend):
-    """CuPy: exchange buffers as CpuBackend has them; model and AdamW's state on the GPU, copies in between."""
+    """CuPy. Model and AdamW's state are on the GPU, exchange buffers in host memory, with copies in between."""
 
     def __init__(self, settings, world, layout, adamw, wire_format, kernels, threads):
         super().__init__(settings, world, layout, adamw, wire_format, kernels)
@@ -70,7 +81,8 @@ class StagedGpuBackend(CpuBackend):
             zeros = partial(kernels.empty, dtype=array_dtype(settings.dtype))
             self.model = model_arrays(self.buffers, layout, zeros)
         self.rounded = rounded_parameters(self.model.parameters, kernels.device, adamw)
-        self._optimizers, new_adamw = [], gpu_adamw(kernels, layout, adamw, self.rounded)
+        self._optimizers = []
+        new_adamw = gpu_adamw(kernels, layout, adamw, self.rounded)
         self.new_optimizer = lambda start, stop: self._remember(StagedAdamW(new_adamw, self.copies, start, stop))
 
     def _remember(self, optimizer):
@@ -78,7 +90,7 @@ class StagedGpuBackend(CpuBackend):
         return optimizer
 
     def new_strategy(self, job, step: int):
-        strategy = super().new_strategy(job, step)  # speaks with other ranks: what may fail in its optimizers waits
+        strategy = super().new_strategy(job, step)  # it talks to other ranks, so optimizers allocate afterwards
         with self.world.together(UserError):
             for optimizer in self._optimizers:
                 optimizer.allocate()
@@ -93,13 +105,16 @@ class StagedGpuBackend(CpuBackend):
 
 
 class GpuBackend:
-    """CuPy, and exchange buffers on the GPU: in float32 they are the model's arrays."""
+    """CuPy. Exchange buffers are on the GPU; in float32 they are the model's arrays."""
 
     def __init__(self, settings, world, layout, adamw, wire_format, kernels, comm):
-        self.kernels, self.world, self.device = kernels, replace(world, comm=comm), kernels.device
+        self.kernels = kernels
+        self.world = replace(world, comm=comm)
+        self.device = kernels.device
         self.kind = form_on_gpus(find(settings.strategy), settings.overlap)
         self.new_exchange = exchange_on_gpus(find(settings.strategy), wire_format)
-        self.sum_of_squares, self.together = kernels.sum_of_squares, world.together
+        self.sum_of_squares = kernels.sum_of_squares
+        self.together = world.together
         self.new_comm = partial(device_comm, settings.transport, device=self.device, overlap=False)
         with self.together(UserError):
             self.buffers = DEVICE_BUFFERS[self.kind.buffers](self.device, world, layout.size, layout.held_ranges)
@@ -110,9 +125,9 @@ class GpuBackend:
                 )
         self.rounded = rounded_parameters(self.model.parameters, self.device, adamw)
         self.new_optimizer = gpu_adamw(kernels, layout, adamw, self.rounded)
-        self.host_parameters, self.fetch, self.close = (
-            self.buffers.host_parameters, self.buffers.fetch, self.buffers.close,
-        )  # fmt: skip
+        self.host_parameters = self.buffers.host_parameters
+        self.fetch = self.buffers.fetch
+        self.close = self.buffers.close
 
     def new_strategy(self, job, step: int):
         job = replace(job, new_exchange=self.new_exchange)
@@ -126,18 +141,18 @@ class GpuBackend:
 
 
 def form_on_gpus(kind: type[Strategy], overlap: bool) -> type[Strategy]:
-    """The class that does a strategy's work on GPUs: its own, unless it declares another."""
+    """Return the class that runs a strategy on GPUs: the strategy itself, unless it declares another."""
     return (overlap and kind.on_gpus.overlapped) or kind.on_gpus.form or kind
 
 
 def exchange_on_gpus(kind: type[Strategy], wire_format: WireFormat):
-    """What makes a strategy's exchange of (comm, ranges) there; None for a page that calls the communicator itself."""
+    """Return what makes an exchange of (comm, ranges) on GPUs; None if the strategy calls the communicator itself."""
     moves = kind.on_gpus.exchanges.get(wire_format.wire)
     return moves and partial(StreamExchange, moves, wire_format=wire_format)
 
 
 def model_arrays(buffers, layout, zeros) -> FlatPair:
-    """A model's own arrays, of zeros(length), that take turns where those of the exchange do."""
+    """Return arrays for a model that are not the exchange buffers. Layers share slots if they do in the buffers."""
     return FlatPair(
         *(
             Slots(layout.held_ranges, zeros) if isinstance(flat, Slots) else zeros(flat.shape)
@@ -147,7 +162,7 @@ def model_arrays(buffers, layout, zeros) -> FlatPair:
 
 
 def rounded_parameters(flat, device, adamw: AdamWSettings) -> RoundedParameters | None:
-    """What keeps a model's bfloat16 parameters at the float32 ones; None for float32, which need nobody to do it."""
+    """Return what rounds float32 parameters to the model's bfloat16 ones; None for a float32 model."""
     if flat.dtype == np.float32:
         return None
     seed = adamw.rounding_seed if adamw.stochastic_rounding else None
@@ -155,7 +170,7 @@ def rounded_parameters(flat, device, adamw: AdamWSettings) -> RoundedParameters 
 
 
 def gpu_adamw(kernels, layout, adamw: AdamWSettings, rounded: RoundedParameters | None):
-    """new_optimizer(start, stop) on a GPU; it writes rounded parameters, too, unless those only take turns there."""
+    """Return new_optimizer(start, stop) for a GPU. It also writes rounded parameters, unless layers share slots."""
     if rounded is not None and isinstance(rounded.flat, Slots):
         rounded = None
     return lambda start, stop: AdamW(kernels, layout, start, stop, adamw, rounded)

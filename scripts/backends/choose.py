@@ -1,4 +1,4 @@
-"""From the settings to a backend: NumPy or CuPy, which GPU, which transport; and every reason why not, in one line."""
+"""Choose the backend: NumPy or CuPy, which GPU, which transport. If a choice is impossible, one line says why."""
 
 import importlib.util
 import time
@@ -23,9 +23,9 @@ from strategies.checks import operation_of
 
 @dataclass(frozen=True)
 class ChosenBackend:
-    """settings: with backend, transport, strategy, overlap and op decided. make(): the backend; collective. facts: what
-    config.json says of the choice, and as "auto" what checkpoints keep of --strategy auto. timed: how long exchange and
-    computing take, if that was timed."""
+    """settings: with backend, transport, strategy, overlap and op decided. make(): makes the backend; collective.
+    facts: what config.json says of the choice; "auto" holds what --strategy auto chose. timed: how long exchange and
+    computing take, if they were timed."""
 
     settings: Settings
     make: Callable[[], object]
@@ -36,9 +36,9 @@ class ChosenBackend:
 def choose_backend(
     settings, config, world, layout, adamw, threads: int, links: list[dict], kept: dict | None = None
 ) -> ChosenBackend:
-    """Choose the same on all ranks of the job. Collective over the job.
+    """Choose the same backend on all ranks of the job. Collective over the job.
 
-    world: of the ranks that hold the same model shard. kept: the "auto" of the checkpoint that the run goes on from.
+    world: the ranks that hold the same model shard. kept: the "auto" of the checkpoint that the run goes on from.
     Nothing large stays allocated before the backend is made.
     """
     operation = operation_of(settings.wire, settings.op)
@@ -94,18 +94,18 @@ def choose_on_gpus(
 
 
 def strategies_of(settings) -> list[type[Strategy]]:
-    """The strategy of the flags, or those that auto may take between GPUs."""
+    """Return the strategy that the flags name, or those that auto may take between GPUs."""
     name = settings.strategy
     return [*candidates(name, "gpus").values()] if is_auto(name) else [find(name)]
 
 
 def with_operation(settings, operation: str):
-    """The settings with what MPI's collectives add with in host memory; None where the strategy lets none add."""
+    """Return the settings with the operation of MPI's reductions in host memory; None if the strategy has none."""
     return replace(settings, op=operation if find(settings.strategy).operations else None)
 
 
 def with_strategy(settings, config, world, time_step, links: list[dict], wire_format: WireFormat, kept, comm=None):
-    """(the settings with what --strategy auto leaves open decided; what checkpoints keep of its choice, None without
+    """Return the settings with strategy and overlap decided, and what checkpoints keep of auto's choice (None without
     auto). Collective.
 
     time_step(): a Training. kept: as choose_backend's. comm: a DeviceComm between GPUs.
@@ -113,7 +113,7 @@ def with_strategy(settings, config, world, time_step, links: list[dict], wire_fo
     if not is_auto(settings.strategy):
         return settings, None
     begun = time.perf_counter()
-    from scripts.backends import auto  # with the benchmark, which nobody else needs
+    from scripts.backends import auto  # it imports the benchmark, which nothing else here needs
 
     around = auto.surroundings(settings, world.job, links)
     choice = auto.kept_choice(kept, around, settings)
@@ -124,16 +124,16 @@ def with_strategy(settings, config, world, time_step, links: list[dict], wire_fo
             choice = auto.choose_on_cores(world, forms, time_step(), links, wire_format)
         else:
             choice = auto.choose_on_gpus(world, settings, time_step().parameters, wire_format, comm)
-    choice = world.job.comm.bcast(choice)  # one choice, where groups of the job have tried each for itself
+    choice = world.job.comm.bcast(choice)  # groups of the job may have tried on their own: one choice counts
     said = {"strategy": choice.name, "overlap": choice.overlap, "why": choice.why, "around": around}
     said["took_s"] = time.perf_counter() - begun
     return replace(settings, strategy=choice.name, overlap=choice.overlap), said
 
 
 def choose_kernels(backend: str, layout, world, threads: int, tf32: bool = False):
-    """(CuPy's kernels on this rank's GPU, or None for NumPy's; why). The same choice on all ranks. Collective.
+    """Return CuPy's kernels on this rank's GPU, or None for NumPy, and why. The same choice on all ranks. Collective.
 
-    layout: of what this rank computes with.
+    layout: of this rank's model shard.
     """
     if backend == "numpy":
         return None, "as asked for"
@@ -150,6 +150,6 @@ def choose_kernels(backend: str, layout, world, threads: int, tf32: bool = False
     reason = first_reason(world, problem and str(problem))
     if reason is None:
         return kernels, "each rank has a GPU"
-    if importlib.util.find_spec("cupy") is not None:  # else nobody expects a GPU to be used
+    if importlib.util.find_spec("cupy") is not None:  # without CuPy nobody expects a GPU to be used
         world.print(f"--backend auto takes numpy: {reason}")
     return None, reason

@@ -1,4 +1,4 @@
-"""Which GPU each rank computes on, one for each local rank in their order, and its kernels."""
+"""The GPU of each rank, by its local rank, and the kernels on it."""
 
 from collections import defaultdict
 
@@ -12,22 +12,23 @@ from scripts.machine.gpu import dtype_of, gpu_limits, on_gpu
 
 
 def own_gpu(local_rank: int) -> int:
-    """The index of this rank's GPU among those that the process sees; UserError without CuPy.
+    """Return the index of this rank's GPU among those that the process sees. UserError without CuPy.
 
-    A launcher that shows each rank its own GPU alone (srun --gpus-per-task=1) has chosen already: index 0.
+    If the launcher shows each rank only its own GPU (srun --gpus-per-task=1), the index is 0.
     """
     runtime = import_cupy().cuda.runtime
     try:
         return local_rank % max(1, runtime.getDeviceCount())
     except runtime.CUDARuntimeError:
-        return 0  # there is none: whoever opens it says why
+        return 0  # there is no GPU: opening it fails with the reason
 
 
 def gpu_identity(index: int) -> dict:
-    """{"name", "id"} of a GPU of this process, and gpu_limits; the id is the same in all processes of the node."""
+    """Return {"name", "id"} of a GPU, and gpu_limits. All processes of the node see the same id."""
     cuda = import_cupy().cuda
-    bus_id, properties = cuda.Device(index).pci_bus_id, cuda.runtime.getDeviceProperties(index)
-    # Parts of one GPU (MIG) share the bus, and CuPy cuts an UUID at its first zero byte: only both together are unique.
+    bus_id = cuda.Device(index).pci_bus_id
+    properties = cuda.runtime.getDeviceProperties(index)
+    # MIG instances of a GPU share the bus id, and CuPy cuts a UUID at its first zero byte: only both are unique.
     return {
         "name": properties["name"].decode(),
         "id": f"{bus_id}/{properties['uuid'].hex()}",
@@ -36,7 +37,7 @@ def gpu_identity(index: int) -> dict:
 
 
 def shared_gpus(places: list[dict], identities: list[dict]) -> list[tuple[str, list[int]]]:
-    """(host, ranks) of each GPU that more than one rank has; both lists by rank."""
+    """Return (host, ranks) of each GPU that several ranks have. Both lists are indexed by rank."""
     ranks = defaultdict(list)
     for place, identity in zip(places, identities, strict=True):
         ranks[place["host"], identity["id"]].append(place["rank"])
@@ -44,7 +45,7 @@ def shared_gpus(places: list[dict], identities: list[dict]) -> list[tuple[str, l
 
 
 def check_sharing(shared: list[tuple[str, list[int]]], allowed: bool) -> None:
-    """UserError if ranks share a GPU and were not meant to."""
+    """UserError if ranks share a GPU without --share-gpus."""
     if shared and not allowed:
         host, ranks = shared[0]
         raise UserError(
@@ -54,8 +55,8 @@ def check_sharing(shared: list[tuple[str, list[int]]], allowed: bool) -> None:
 
 
 def gpu_kernels(layout, gpu: int, threads: int, tf32: bool = False):
-    """CuPy's kernels on the `gpu`-th GPU of this process; UserError where they do not run, or not with this model."""
-    use_gpu(import_cupy(), gpu)  # first: where there is none, nothing of the model is in the way
+    """Return CuPy's kernels on GPU number `gpu` of this process. UserError: they do not run, or not with this model."""
+    use_gpu(import_cupy(), gpu)  # first, so that a missing GPU is reported before anything about the model
     assert_head_size(layout.config.head_size)
     assert_aligned(layout)
     kernels = load_kernels("cupy", threads, gpu, tf32)
@@ -64,7 +65,7 @@ def gpu_kernels(layout, gpu: int, threads: int, tf32: bool = False):
 
 
 def on_own_gpu(kernels, parameters: Parameters, dtype: str = "float32") -> Parameters:
-    """A copy of parameters in host memory on the kernels' GPU, in float32 or bfloat16. UserError: they do not fit."""
+    """Copy parameters from host memory to the kernels' GPU, in float32 or bfloat16. UserError: they do not fit."""
     flat = kernels.empty(parameters.flat.shape, dtype_of(dtype))
     for start, stop in parameters.layout.ranges:
         flat[start:stop] = on_gpu(kernels.device, parameters.flat[start:stop], dtype)
@@ -72,10 +73,11 @@ def on_own_gpu(kernels, parameters: Parameters, dtype: str = "float32") -> Param
 
 
 def assert_aligned(layout) -> None:
-    """UserError where a tensor of a piece begins where no GPU kernel can read it."""
+    """UserError if a tensor of a model shard begins at an address that GPU kernels cannot read."""
     odd = next((each for each in layout.tensors + layout.replicated if each.start % ALIGNED_ELEMENTS), None)
     if odd is not None:
-        columns, parts = 4 * layout.config.n_embd, layout.shard.tp_size
+        columns = 4 * layout.config.n_embd
+        parts = layout.shard.tp_size
         raise UserError(
             f"--tensor-parallel {parts} cuts {columns} columns of the feed-forward block so that {odd.name} begins at "
             f"element {odd.start}, expected parts of a multiple of {ALIGNED_ELEMENTS} on a GPU: choose another "

@@ -1,4 +1,4 @@
-"""What the ranks of one model exchange their activations by: where a backend's arrays lie, or through host memory."""
+"""The exchange of activations between ranks that share a model: on GPUs, or through host memory."""
 
 from contextlib import closing
 
@@ -12,17 +12,20 @@ from gpt2.errors import UserError
 
 
 class Partners:
-    """Of one of the backends of backends.py. phase: Tracer.interruption. resources: closes what this opens, last first.
+    """Makes the exchange for a backend of backends.py. phase: Tracer.interruption. resources: closes what this opens.
 
-    Links between stages go through host memory whatever carries the rest: of one stream with sums and exchanges, sends
-    and receives would wait for each other in a circle.
+    Links between pipeline stages always go through host memory. On one stream with sums and exchanges, sends and
+    receives would wait for each other in a circle.
     """
 
     def __init__(self, backend, phase, resources):
-        self._backend, self._phase, self._resources, self._made = backend, phase, resources, None
+        self._backend = backend
+        self._phase = phase
+        self._resources = resources
+        self._made = None
 
     def new_parts(self, parts_world: World, elements: int):
-        """For rows of at most `elements`. Collective over the job."""
+        """Return the sums over tensor-parallel ranks, of at most `elements` numbers. Collective over the job."""
         comm = self._backend.new_comm(parts_world)
         if comm is not None:
             with parts_world.together(UserError):
@@ -33,13 +36,13 @@ class Partners:
         return PartsThroughHost(parts, self._copies(parts_world), self._phase)
 
     def new_links(self, stages_world: World, shape: tuple[int, ...], parts):
-        """For rows of that shape. parts: as new_parts made them; None where there is one. Collective over the job."""
+        """Return the links between stages, for rows of this shape. parts: from new_parts, or None. Collective."""
         if self._backend.device is None:
             return StageLinks(stages_world, shape, self._phase, parts)
         return LinksThroughHost(stages_world, shape, self._phase, self._copies(stages_world), parts)
 
     def _copies(self, world: World) -> Copies:
-        """On streams of their own, so that activations wait for no gradients. Collective over the job."""
+        """Return copies on streams of their own, so that activations do not wait for gradients. Collective."""
         if self._made is None:
             with world.together(UserError):
                 self._made = Copies(self._backend.device)

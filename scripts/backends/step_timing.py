@@ -1,8 +1,8 @@
-"""What a step of a run does, with the seconds of its computing: timed on a small part of it, before anything is built.
+"""Estimate how long a rank computes in a step, before anything is built.
 
-One layer of the model stands for all of it, by floating point operations, and an update of some parameters for that of
-all. All ranks are at it at once, so that they share cores and memory as they do in a step, and the slowest one counts.
-That is little, and enough: what auto decides by it is how much of an exchange computing hides.
+One layer is timed and scaled by floating-point operations; an update of some parameters is scaled by their number. All
+ranks measure at the same time, as they share cores and memory in a step, and the slowest one counts. This is precise
+enough to tell how much of an exchange the computing hides (--strategy auto).
 """
 
 import time
@@ -27,19 +27,19 @@ from scripts.settings.model_parallel import is_cut
 from scripts.settings.split_embedding import expected_rows
 from strategies import Strategy
 
-LAYER_FLOPS = 2e9  # of what is timed: 0.05 s of a slow core
-LOADED = 8  # tokens that are computed before: compiled loops are loaded, and pages touched
-LAYER_TOKENS = 128  # of its vocabulary: the head's products are counted with the others
+LAYER_FLOPS = 2e9  # that are timed: 0.05 s on a slow core
+WARM_UP_TOKENS = 8  # computed before, to load compiled loops and touch pages
+LAYER_VOCABULARY = 128  # small, as the head is not what is timed
 UPDATED = 1 << 20  # parameters whose update is timed
-ONE_NODE_RATE = 10e9  # no port is in the way, and the model needs a number
+ONE_NODE_RATE = 10e9  # bytes/s; on one node no port limits, but the model needs a number
 
 
 def timed_training(
     world: World, settings, config: GPT2Config, layout: Layout, adamw: AdamWSettings, kernels
 ) -> Training:
-    """What each of these ranks does in a step, whose piece of the model has this layout. Collective.
+    """Return what each of these ranks does in a step. Collective. layout: of their model shard.
 
-    Computing is timed where there are several nodes: on one, it hides nothing. kernels: None to time nothing.
+    Computing is timed only if there are several nodes, as on one node it hides nothing. kernels: None to time nothing.
     """
     ranges = tuple(stop - start for start, stop in layout.ranges)
     rows = expected_rows(settings, config, world.size, [place["node"] for place in world.places])
@@ -54,8 +54,8 @@ def timed_training(
 
 
 def timed_beside(world: World, settings, kind: type[Strategy], time_step, links: list[dict]) -> Timed | None:
-    """How long this strategy's exchange is beside the computing of a step; None where it makes no use of that, or
-    nothing is known. time_step(): as timed_training. Collective."""
+    """Return how long exchange and computing of a step are; None if the strategy does not use it, or if it is not
+    known. time_step(): as timed_training. Collective."""
     if not (settings.overlap and kind.all_reduces_a_part and links) or is_cut(settings):
         return None
     training = time_step()
@@ -71,22 +71,23 @@ def library() -> str:
 
 
 def cluster_of(world: World, links: list[dict]) -> Cluster:
-    """These ranks' nodes, and their links as probe_links measured them."""
+    """Return these ranks' nodes and their links, as probe_links measured them."""
     rates = {way: [link[way] for link in links] or ONE_NODE_RATE for way in ("in", "out")}
     latency_s = max([link["latency_s"] for link in links], default=0.0)
     return Cluster([place["node"] for place in world.places], rates["in"], rates["out"], latency_s, nominal=False)
 
 
 def timed_compute_s(world: World, settings, config: GPT2Config, kernels) -> float:
-    """Seconds of forward and backward of a rank's micro-steps. Collective."""
-    layer = replace(config, n_layer=1, vocab_size=min(config.vocab_size, LAYER_TOKENS))
+    """Estimate the seconds of forward and backward of a rank's microbatches. Collective."""
+    layer = replace(config, n_layer=1, vocab_size=min(config.vocab_size, LAYER_VOCABULARY))
     flops = flops_per_token(layer, settings.seq_len, Layout(layer).count)
     tokens = max(1, int(LAYER_FLOPS / flops))
     length = min(settings.seq_len, tokens)
     rows = min(settings.batch_size, max(1, tokens // length))
-    model, inputs = new_model(layer, kernels, rows, length), np.zeros((rows, length), np.int32)
-    few = GPT2(kernels, model.parameters, model.gradients, 1, min(length, LOADED))
-    passes(few, inputs[:1, :LOADED])
+    model = new_model(layer, kernels, rows, length)
+    inputs = np.zeros((rows, length), np.int32)
+    few = GPT2(kernels, model.parameters, model.gradients, 1, min(length, WARM_UP_TOKENS))
+    passes(few, inputs[:1, :WARM_UP_TOKENS])
     seconds = slowest_s(world, lambda: passes(model, inputs))
     parameters = llmc.parameter_count(config, config.padded_vocab_size)
     step_tokens = settings.batch_size * settings.grad_accum * settings.seq_len
@@ -96,22 +97,23 @@ def timed_compute_s(world: World, settings, config: GPT2Config, kernels) -> floa
 
 
 def passes(model: GPT2, inputs: np.ndarray) -> None:
-    """Forward and backward of a batch."""
+    """Compute forward and backward of a batch."""
     model.forward(inputs, inputs, 1.0 / inputs.size)
     model.backward(accumulate=False)
 
 
 def timed_update_s(world: World, layout: Layout, adamw: AdamWSettings, kernels) -> float:
-    """Seconds of AdamW over all that the layout holds, by one rank. Collective."""
+    """Estimate the seconds of AdamW over all parameters of the layout, on one rank. Collective."""
     size = min(UPDATED, layout.size)
     optimizer = AdamW(kernels, layout, 0, size, adamw)
-    parameters, gradients = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    parameters = np.zeros(size, np.float32)
+    gradients = np.zeros(size, np.float32)
     optimizer.update(parameters, gradients, 0.0, 1.0)
     return slowest_s(world, lambda: optimizer.update(parameters, gradients, 0.0, 1.0)) * layout.size / size
 
 
 def slowest_s(world: World, task) -> float:
-    """Seconds of task() on the slowest of these ranks. Collective."""
+    """Return the seconds of task() on the slowest of these ranks. Collective."""
     barrier(world.comm)
     start = time.perf_counter()
     task()

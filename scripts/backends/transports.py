@@ -1,4 +1,4 @@
-"""--transport: what carries the exchange of arrays that are computed on GPUs, and why that."""
+"""--transport: choose what carries the exchange between GPUs, and say why."""
 
 from dataclasses import dataclass
 
@@ -12,54 +12,55 @@ from scripts.settings.model_parallel import is_cut
 from strategies.base import Strategy
 from strategies.checks import check_transport, device_transports, no_overlap, overlapping, overlaps_over_nccl
 
-ALONE = "alone"  # on the GPU, with nobody to exchange with
+ALONE = "alone"  # one rank, nothing to exchange
 # Between GPUs, as PyTorch's DDP: large enough for the full rate, small enough to begin early.
 DEVICE_BUCKET_BYTES = 25 << 20
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the ranks found together. Each is why not, or None. shared: (host, ranks) of GPUs with several ranks."""
+class Obstacles:
+    """Why a transport is not available on all ranks, or None. shared: (host, ranks) of GPUs that several ranks have."""
 
     no_nccl: str | None
     no_gpu_aware: str | None
     shared: list
 
 
-def find_transports(world: World, device, asked: str, shared: list) -> Found:
-    """What there is on all ranks; GPU-aware MPI is tried only if it is asked for, or could be chosen. Collective."""
+def find_transports(world: World, device, requested: str, shared: list) -> Obstacles:
+    """Find what is available on all ranks. GPU-aware MPI is tried only if it may be used. Collective."""
     no_nccl = first_reason(world, missing_nccl())
     if no_nccl is None and shared:
         no_nccl = "NCCL wants a GPU for each rank"
     aware, source = says_gpu_aware()
     no_gpu_aware = first_reason(world, None if aware else f"this MPI says it is not GPU-aware ({source})")
-    wanted = asked == "gpu-aware" or (asked == "auto" and no_nccl is not None and world.size > 1)
+    wanted = requested == "gpu-aware" or (requested == "auto" and no_nccl is not None and world.size > 1)
     if no_gpu_aware is None and wanted and not is_proven(world.comm, device):
         no_gpu_aware = f"this MPI says it is GPU-aware ({source}), but a sum of arrays on GPUs comes out wrong"
-    return Found(no_nccl, no_gpu_aware, shared)
+    return Obstacles(no_nccl, no_gpu_aware, shared)
 
 
-def choose_transport(kinds: list[type[Strategy]], settings, ranks: int, found: Found) -> tuple[str, str]:
-    """(host, gpu-aware, nccl or alone; why), for that of some strategies that has most to choose from.
+def choose_transport(kinds: list[type[Strategy]], settings, ranks: int, found: Obstacles) -> tuple[str, str]:
+    """Return (host, gpu-aware, nccl or alone; why), for the strategy of `kinds` that allows the most transports.
 
-    ranks: of the job. UserError if what was asked for is not there.
+    ranks: of the job. UserError if the requested transport is not available.
     """
-    asked, flags = settings.transport, (settings.wire, settings.overlap, settings.op)
+    requested = settings.transport
+    flags = (settings.wire, settings.overlap, settings.op)
     kind = max(kinds, key=lambda kind: (len(device_transports(kind, *flags)), kind.overlaps))
-    check_transport(kind, asked, *flags)
-    if asked == "nccl" and found.no_nccl:
+    check_transport(kind, requested, *flags)
+    if requested == "nccl" and found.no_nccl:
         advice = "start a rank for each GPU" if found.shared else "pip install nvidia-nccl-cu13 (-cu12 for CUDA 12)"
         raise UserError(f"--transport nccl: {found.no_nccl}: {advice}, or use --transport host")
-    if asked == "gpu-aware" and found.no_gpu_aware:
+    if requested == "gpu-aware" and found.no_gpu_aware:
         raise UserError(f"--transport gpu-aware: {found.no_gpu_aware}: load one that is, or use --transport host")
-    if settings.overlap and is_cut(settings) and (asked == "nccl" or not kind.overlaps):
+    if settings.overlap and is_cut(settings) and (requested == "nccl" or not kind.overlaps):
         raise UserError(
             f"--overlap with --strategy {kind.name} over NCCL, where ranks share a model: sums over its parts and "
             "exchanges on two streams may wait for each other: leave --overlap out, or use --transport host and one of "
             f"{overlapping()}"
         )
-    if asked != "auto":
-        return asked, "as asked for"
+    if requested != "auto":
+        return requested, "as asked for"
     if settings.overlap and is_cut(settings):
         return "host", "--overlap goes on there while ranks share a model"
     possible = device_transports(kind, *flags)
@@ -78,8 +79,10 @@ def choose_transport(kinds: list[type[Strategy]], settings, ranks: int, found: F
 
 
 def device_comm(transport: str, world: World, device, overlap: bool):
-    """The communicator for arrays on the GPU, with a stream of its own if it is to exchange while the device computes;
-    None where they are exchanged from host memory. Collective."""
+    """Return the communicator for arrays on the GPU, None if they are exchanged through host memory. Collective.
+
+    With overlap it has its own stream, to exchange while the device computes.
+    """
     kinds = {"nccl": NcclComm, "gpu-aware": GpuAwareComm, ALONE: AloneComm}
     if transport not in kinds:
         return None
@@ -93,5 +96,5 @@ def bucket_size(transport: str, links: list[dict]) -> int:
 
 
 def first_reason(world: World, reason: str | None) -> str | None:
-    """The first reason that a rank has, on all of them."""
+    """Return the first reason that any rank has, on all ranks. Collective."""
     return next((each for each in world.comm.allgather(reason) if each is not None), None)

@@ -1,1 +1,1 @@
-"""The flags of train.py and what follows from them: known runs' presets, a model's tokenizer."""
+"""The flags of train.py, and what follows from them: presets of known runs, the tokenizer of a model."""

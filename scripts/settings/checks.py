@@ -1,4 +1,4 @@
-"""From the flags to complete settings: what they leave open is decided, and what does not fit together is refused."""
+"""From flags to complete settings: decide what the flags leave open, refuse what does not fit together."""
 
 import importlib.util
 from dataclasses import asdict, replace
@@ -7,7 +7,8 @@ from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.errors import UserError
 from gpt2.formats import weights
 from scripts.settings import presets
-from scripts.settings.model_parallel import copies, with_layers
+from scripts.settings.derived import workers
+from scripts.settings.model_parallel import with_layers
 from scripts.settings.split_embedding import check_split
 from scripts.settings.tokenizer import start_of, tokenizer_of, tokenizer_of_training
 from scripts.settings.training import Settings
@@ -21,23 +22,22 @@ from strategies.checks import (
     check_wire,
     no_overlap,
     overlaps_over_nccl,
-    worker_count,
 )
 from traces import RunError
 from traces.record.steps import parse_steps
 
 MOST_THREADS = 4096  # of a rank
-MOST_LAYERS = 10_000  # ten times the deepest that anybody has trained; a layer has tensors to be planned
-MOST = 2**31 - 1  # of anything else that is counted, as in the files' headers
-MOST_TOKENS = 10**18  # beyond it is a typing error
-FLOAT32 = 1.2e-38, 3.4e38  # what kernels compute with: a smaller number would be 0 there, a larger one infinite
+MOST_LAYERS = 10_000  # ten times the deepest model that anybody has trained
+MOST = 2**31 - 1  # of any other count, as in the files' headers
+MOST_TOKENS = 10**18  # more is a typing error
+FLOAT32 = 1.2e-38, 3.4e38  # kernels compute in float32: smaller numbers would be 0, larger ones infinite
 INSTALL_TENSORBOARD = "pip install -e '.[tensorboard]'"
 
 
 def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
-    """The settings with every None decided, and the model's shape. UserError if they do not fit together.
+    """Return the settings with every None decided, and the model's shape. UserError if they do not fit together.
 
-    What --strategy auto decides is left to it: the strategy, and overlap where neither flag is given.
+    With --strategy auto, the strategy stays open, and so does overlap unless its flag is given.
     """
     check_exchange_flags(settings, ranks)
     check_arrays(settings)
@@ -67,12 +67,12 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
     settings = with_layers(settings, config, ranks)
     check_split(settings, ranks)
     if settings.global_batch_size:
-        settings = with_micro_steps(settings, worker_count(settings.server, copies(settings, ranks)))
+        settings = with_micro_steps(settings, workers(settings, ranks))
     if settings.preset:
-        batch_size, grad_accum = presets.batches(settings, worker_count(settings.server, copies(settings, ranks)))
+        batch_size, grad_accum = presets.batches(settings, workers(settings, ranks))
         settings = replace(settings, batch_size=batch_size, grad_accum=grad_accum)
     if settings.tokens:
-        settings = with_steps(settings, worker_count(settings.server, copies(settings, ranks)))
+        settings = with_steps(settings, workers(settings, ranks))
     if settings.lr_steps is None:
         settings = replace(settings, lr_steps=settings.steps)
     check_trace(settings)
@@ -80,7 +80,7 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
 
 
 def check_trace(settings: Settings) -> None:
-    """UserError unless --trace names steps that the run has. A run that is taken up again may be past them."""
+    """UserError unless --trace names steps of the run. A resumed run may be past them."""
     try:
         first, _ = parse_steps(settings.trace)
     except RunError as error:
@@ -90,7 +90,7 @@ def check_trace(settings: Settings) -> None:
 
 
 def with_steps(settings: Settings, workers: int) -> Settings:
-    """The settings with as many --steps as take --tokens, the last one whole. UserError beside --steps."""
+    """Return the settings with the --steps that --tokens take, rounded up. UserError if --steps was given, too."""
     if "steps" in settings.typed:
         raise UserError("--tokens with --steps, which decides it too: leave one of them out")
     of_step = settings.batch_size * settings.grad_accum * workers * settings.seq_len
@@ -101,7 +101,7 @@ def with_steps(settings: Settings, workers: int) -> Settings:
 
 
 def with_micro_steps(settings: Settings, workers: int) -> Settings:
-    """The settings with the --grad-accum that makes --global-batch-size. UserError if no number does."""
+    """Return the settings with the --grad-accum that makes --global-batch-size. UserError if there is none."""
     flag = f"--global-batch-size {settings.global_batch_size}"
     for other in ("grad_accum", "preset"):
         if other in settings.typed:
@@ -117,7 +117,7 @@ def with_micro_steps(settings: Settings, workers: int) -> Settings:
 
 
 def check_exchange_flags(settings: Settings, ranks: int) -> None:
-    """What the strategy says to the flags that shape its exchange. `auto` is asked again when a strategy is found."""
+    """UserError if the strategy does not support the flags of its exchange. With auto they are checked again later."""
     if not is_auto(settings.strategy):
         kind = find(settings.strategy)
         check_server(kind, settings.server, ranks, settings.no_exchange)
@@ -128,9 +128,9 @@ def check_exchange_flags(settings: Settings, ranks: int) -> None:
 
 
 def check_arrays(settings: Settings, why: str = "") -> None:
-    """UserError if backend, dtype, transport and strategy do not go together.
+    """UserError if backend, dtype, transport and strategy do not fit together.
 
-    why: the reason for which --backend auto took this backend, in brackets.
+    why: why --backend auto took this backend, in brackets.
     """
     if settings.tf32 and settings.backend == "numpy":
         raise UserError(
@@ -179,14 +179,14 @@ def check_data_flags(settings: Settings) -> None:
 
 
 def model_config(settings: Settings) -> GPT2Config:
-    """The shape of --init's file; else that of --model, with the numbers replaced that have a flag of their own.
+    """Return the shape of --init's file, else that of --model with the numbers that have their own flags.
 
-    UserError: these flags ask for another shape than the file has.
+    UserError: the flags give another shape than the file has.
     """
     given = {name: getattr(settings, name) for name in asdict(PRESETS["baby"]) if getattr(settings, name) is not None}
     if settings.init != "random":
         found = weights.read_config(settings.init)
-        # The vocabulary of a name is the least that it has: --tokenizer and --train-data raise it.
+        # --model names the smallest vocabulary: --tokenizer and --train-data may raise it.
         named = PRESETS[settings.model] if settings.model else found
         check_shape(settings, found, replace(named, vocab_size=max(named.vocab_size, found.vocab_size)), given)
         return found
@@ -198,7 +198,7 @@ def model_config(settings: Settings) -> GPT2Config:
 
 
 def check_shape(settings: Settings, found: GPT2Config, named: GPT2Config, given: dict[str, int]) -> None:
-    """UserError unless --init's model has the shape that --model names, and the numbers that are given beside it."""
+    """UserError unless --init's model has the shape of --model and of the flags for its numbers."""
     unlike = {name: value for name, value in (asdict(named) | given).items() if value != getattr(found, name)}
     if not unlike:
         return
@@ -227,7 +227,7 @@ def check_checkpoints(settings: Settings) -> None:
 
 
 def check_numbers(settings: Settings) -> None:
-    """UserError if a number is outside the range in which it means something."""
+    """UserError if a number is out of range."""
     lowest = {
         "batch_size": 1, "seq_len": 1, "grad_accum": 1, "steps": 1, "seed": 0, "lr": 0, "warmup": 0, "min_lr": 0,
         "lr_steps": 1, "weight_decay": 0, "eps": FLOAT32[0], "grad_clip": 0, "threads": 0, "eval_every": 0,
@@ -244,7 +244,8 @@ def check_numbers(settings: Settings) -> None:
         )
     highest = {"seed": 2**64 - 1, "tokens": MOST_TOKENS, "threads": MOST_THREADS, "n_layer": MOST_LAYERS}
     for name, low in lowest.items():
-        value, flag = getattr(settings, name), name.replace("_", "-")
+        value = getattr(settings, name)
+        flag = name.replace("_", "-")
         if value is None:
             continue
         if not low <= value < float("inf"):
@@ -260,6 +261,6 @@ def check_numbers(settings: Settings) -> None:
 
 
 def check_tensorboard(flag: str) -> None:
-    """UserError unless the package is there that the flag needs."""
+    """UserError unless the package is installed that the flag needs."""
     if importlib.util.find_spec("tensorboard") is None:
         raise UserError(f"{flag} needs the package tensorboard, which is not installed: {INSTALL_TENSORBOARD}")

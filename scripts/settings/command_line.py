@@ -1,7 +1,7 @@
-"""How programs read their command lines: a mistake is one line, which names what may have been meant.
+"""The parser of command lines. It reports a mistake in one line, with a suggestion.
 
-argparse prints its usage first, pages of it for train.py, and suggests nothing for a flag that it does not know; what
-Python 3.14 calls suggest_on_error is for the values of flags alone.
+argparse prints its usage first, which is pages for train.py, and suggests nothing for unknown flags. suggest_on_error
+of Python 3.14 concerns only the values of flags.
 """
 
 import argparse
@@ -15,10 +15,10 @@ from pathlib import Path
 from dist.console import USER_MISTAKE
 from dist.probe.programs import RANKS, is_first
 
-DASHES = "-\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}"  # what text processors make of "--"
-SPEAKING_S = 0.6  # what others leave to the process that speaks
-SHOWN = 60  # characters of a user's word
-# What nanoGPT, llm.c, Megatron-LM and Hugging Face's trainer call flags of ours that are not spelt alike.
+DASHES = "-\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}"  # text processors replace "--" by these
+SPEAKING_S = 0.6  # other processes wait so long for the one that prints
+SHOWN = 60  # characters of a user's word in a message
+# Names in nanoGPT, llm.c, Megatron-LM and Hugging Face's trainer of flags that have other names here.
 ELSEWHERE = {
     "learning-rate": "lr",
     "max-steps": "steps",
@@ -46,9 +46,9 @@ ELSEWHERE = {
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are one line on stderr, and exit code 2. A flag has to be written out.
+    """A parser that reports a mistake in one line on stderr, with exit code 2. Flags cannot be abbreviated.
 
-    description: printed by --help as it is.
+    description: --help prints it as it is.
     """
 
     def __init__(self, description: str | None = None, **options):
@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(description=description, formatter_class=raw, allow_abbrev=False, **options)
 
     def parse_known_args(self, arguments=None, namespace=None):
-        """What is not known is a mistake here already: a subcommand's parser knows its flags, the one around it not."""
+        """Report unknown flags here, as a subcommand's parser knows its flags and the parser around it does not."""
         self._words = sys.argv[1:] if arguments is None else list(arguments)
         given, unknown = super().parse_known_args(self._words, namespace)
         if unknown:
@@ -69,19 +69,19 @@ class Parser(argparse.ArgumentParser):
         self.end(f"{message} (see {self.prog} --help)")
 
     def print_help(self, file=None):
-        """Once for all processes of a job."""
+        """Print the help once for all processes of a job."""
         if is_first(RANKS):
             super().print_help(file)
 
     def end(self, text: str):
-        """Of a job without MPI yet, the first process speaks; a launcher ends it as soon as another one has ended."""
+        """Print the text on the first process. Others wait, as a launcher ends the job as soon as one process ends."""
         if not is_first(RANKS):
             time.sleep(SPEAKING_S)
             self.exit(USER_MISTAKE)
         self.exit(USER_MISTAKE, f"{self.prog}: error: {text}\n")
 
     def _missing(self, names: str) -> str:
-        """What is said where arguments are missing, such as "RUN, --out": one of them may be there, but misspelt."""
+        """Return the message for missing arguments, such as "RUN, --out". One of them may be misspelt."""
         known = {*self._option_string_actions, "--"}
         for word in self._words:
             if word.startswith("--") and word.partition("=")[0] not in known:
@@ -90,20 +90,20 @@ class Parser(argparse.ArgumentParser):
         return f"{names} {'are' if ', ' in names else 'is'} missing{folder}"
 
     def _unknown(self, word: str) -> str:
-        """What is said of a word that stands where a flag does."""
+        """Return the message for an unknown word where a flag is expected."""
         shown = word if len(word) <= SHOWN else f"{word[:SHOWN]}..."
         if not word.startswith(tuple(DASHES)):
             hint = "a command comes after --" if "-- COMMAND" in (self.usage or "") else "a glob needs quotes"
             return f"{shown!r} stands where a flag is expected; {hint}"
-        asked = word.partition("=")[0].strip(DASHES).replace("_", "-").lower()
+        name = word.partition("=")[0].strip(DASHES).replace("_", "-").lower()
         known = [flag.removeprefix("--") for flag in self._option_string_actions]
-        close = get_close_matches(asked, known, 1) if len(asked) > 2 else []
-        meant = [ELSEWHERE[asked]] if ELSEWHERE.get(asked) in known else close
+        close = get_close_matches(name, known, 1) if len(name) > 2 else []
+        meant = [ELSEWHERE[name]] if ELSEWHERE.get(name) in known else close
         return f"{shown} is no flag" + (f": did you mean --{meant[0]}?" if meant else "")
 
 
 def newest_run(runs: Path = Path("runs")) -> str:
-    """ ", such as runs/a, the newest here": what a user may have meant; "" where there is none."""
+    """Return ", such as runs/a, the newest here", as a suggestion; "" if there is no run."""
     with suppress(OSError):
         found = [path.parent for path in runs.glob("*/config.json")]
         return f", such as {max(found, key=os.path.getmtime)}, the newest here" if found else ""

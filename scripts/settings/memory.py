@@ -1,4 +1,4 @@
-"""How much memory a run takes on a node: what its ranks hold of models, and what their strategy adds."""
+"""Estimate the memory of a run on a node: its ranks' model shards, and what their strategy adds."""
 
 import math
 from collections import Counter
@@ -19,11 +19,12 @@ from strategies import find, is_auto
 
 
 def check_memory(settings: Settings, config: GPT2Config, world) -> None:
-    """UserError if a node certainly lacks the memory: before anything is planned, which takes time for each layer.
+    """UserError if a node certainly lacks memory. Called before anything is planned, which takes time for each layer.
 
-    Of a strategy or a backend that is still to be chosen only the least is known: each parameter lies on some rank.
+    While strategy or backend are open, only a minimum is known: each parameter lies on some rank.
     """
-    count, needed = llmc.parameter_count(config, config.padded_vocab_size), needed_bytes(settings, config, world)
+    count = llmc.parameter_count(config, config.padded_vocab_size)
+    needed = needed_bytes(settings, config, world)
     if not has_room(needed):
         available = weights.available_bytes()
         raise UserError(
@@ -34,13 +35,13 @@ def check_memory(settings: Settings, config: GPT2Config, world) -> None:
 
 
 def has_room(needed: int) -> bool:
-    """Whether this node has so many bytes left, as far as it says."""
+    """Return whether this node has so many bytes left; True if it does not say."""
     available = weights.available_bytes()
     return available is None or needed <= available
 
 
 def needed_bytes(settings: Settings, config: GPT2Config, world) -> int:
-    """On this rank's node at least, in host memory."""
+    """Return the least that this rank's node needs in host memory."""
     count = llmc.parameter_count(config, config.padded_vocab_size)
     if settings.backend != "numpy" or is_auto(settings.strategy):
         return VECTOR_BYTES * count * world.local_size // world.size
@@ -50,7 +51,7 @@ def needed_bytes(settings: Settings, config: GPT2Config, world) -> int:
 
 
 def bytes_of_wholes(settings: Settings, config: GPT2Config, count: int, world) -> int:
-    """On this rank's node, where each rank has a whole model of so many parameters."""
+    """Return the bytes on this rank's node if each rank has a whole model of `count` parameters."""
     needed = find(settings.strategy).memory.of_node(count, world.local_size, world.size, world.node_count)
     operand_bytes = bytes_of_operands(settings)
     activations = activation_bytes(config, settings.batch_size, settings.seq_len, operand_bytes=operand_bytes)
@@ -59,29 +60,35 @@ def bytes_of_wholes(settings: Settings, config: GPT2Config, count: int, world) -
 
 
 def bytes_of_rows(settings: Settings, config: GPT2Config, ranks: int) -> int:
-    """Of looked-up rows where the embedding may be split: they, two lists of their ids, and what their exchange takes:
-    segments, and ids as they are sent, as they come, and what they are together."""
+    """Return the bytes of the sparse embedding gradient on a rank, if the embedding may be split.
+
+    These are the rows, two lists of their ids, and for their exchange segments and ids that are sent, received and
+    merged.
+    """
     if settings.split_embedding == "off" or obstacle(settings, ranks):
         return 0
-    most, vocabulary, width = most_rows(settings, config), config.padded_vocab_size, config.n_embd
+    most = most_rows(settings, config)
+    vocabulary = config.padded_vocab_size
+    width = config.n_embd
     ids = 2 * (1 + most) + min(vocabulary, ranks * most) * 3
     return VECTOR_BYTES * (most * width + ids) + segments_bytes(vocabulary, width)
 
 
 def bytes_of_operands(settings: Settings) -> int:
-    """Of a number in activations that are only ever operands of products."""
+    """Return the bytes of a number in activations that are only operands of products."""
     return 2 if settings.dtype == "bfloat16" else 4
 
 
 def bytes_of_pieces(settings: Settings, config: GPT2Config, world) -> int:
-    """On this rank's node, where ranks share models: of each piece as its strategy holds it among the ranks that have
-    the same one, and what a rank needs beside (bytes_beside)."""
+    """Return the bytes on this rank's node if ranks share models: of model shards by their strategy's memory, and
+    bytes_beside of each rank."""
     cut = model_cut(settings, config)
     seats = positions(world.places, cut.tensor, cut.pipeline)
-    number_of = [seat["stage"] * cut.tensor + seat["part"] for seat in seats]  # of each rank, its piece's
+    number_of = [seat["stage"] * cut.tensor + seat["part"] for seat in seats]  # of each rank, its shard's
     nodes = [place["node"] for place in world.places]
     members = Counter(number for number, node in zip(number_of, nodes, strict=True) if node == world.node)
-    memory, needed = find(settings.strategy).memory, 0
+    memory = find(settings.strategy).memory
+    needed = 0
     for number, here in members.items():
         layout = Layout(config, 1, cut.shards[number])
         on_nodes = len({node for other, node in zip(number_of, nodes, strict=True) if other == number})
@@ -93,7 +100,7 @@ def bytes_of_pieces(settings: Settings, config: GPT2Config, world) -> int:
 
 
 def bytes_of_slots(whole: Layout) -> int:
-    """Where rank 0 gathers a whole model for model.bin, or for a sample: a range at a time, layers in turns."""
+    """Return the bytes of the slots in which rank 0 gathers a whole model for model.bin or a sample, range by range."""
     first, *layers, last = (stop - start for start, stop in whole.ranges)
     return VECTOR_BYTES * (first + last + sum(sorted(layers)[-LAYER_SLOTS:]))
 
@@ -101,10 +108,14 @@ def bytes_of_slots(whole: Layout) -> int:
 def bytes_beside(
     layout: Layout, in_flight: int, batch_size: int, length: int, micro_steps: int, operand_bytes: int = 4
 ) -> int:
-    """What a rank with this piece holds beside parameters, gradients and moments: activations of so many micro-steps in
-    flight, what it borrows and its gradients, where the head's gradient lands, where parts and stages put rows, and
-    where a product is made that is added to the gradients of micro-steps before."""
-    shard, rows = layout.shard, batch_size * length * layout.config.n_embd
+    """Return the bytes that a rank with this model shard holds besides parameters, gradients and moments.
+
+    These are activations of `in_flight` microbatches, tensors that other ranks own and their gradients, the received
+    gradient of the head, buffers of the exchanges of activations, and a product that is added to the gradients of
+    earlier microbatches.
+    """
+    shard = layout.shard
+    rows = batch_size * length * layout.config.n_embd
     numbers = 2 * layout.replicated_size
     if shard.tp_size > 1:
         numbers += rows + rows // shard.tp_size  # a room, and a share of the sum
@@ -119,6 +130,6 @@ def bytes_beside(
 
 
 def multiplied(layout: Layout) -> list:
-    """The tensors whose gradients are products: layers' matrices, and the token embedding where it is the head."""
+    """Return the tensors whose gradients are products: matrices, and the token embedding if it is the head."""
     used = layout.tensors + layout.replicated
     return [tensor for tensor in used if tensor.decays and (layout.shard.is_last or tensor.name != "wte")]

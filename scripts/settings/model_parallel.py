@@ -1,4 +1,4 @@
-"""How a run's model is cut over its ranks: what the flags say, what they leave open, and what does not go together."""
+"""How ranks share a model, in tensor-parallel shards and pipeline stages: what the flags say, and what does not fit."""
 
 from dataclasses import dataclass, replace
 
@@ -11,9 +11,10 @@ from scripts.settings.training import Settings
 
 @dataclass(frozen=True)
 class ModelCut:
-    """A model over tensor x pipeline ranks: the parts of each stage's tensors, and the stages.
+    """A model over `tensor` x `pipeline` ranks: tensor-parallel shards of each stage, and pipeline stages.
 
-    layers: how many each stage has. schedule: one of gpt2.pipeline.SCHEDULES, for so many micro-steps.
+    layers: how many layers each stage has. schedule: one of gpt2.pipeline.SCHEDULES. micro_steps: microbatches of a
+    step.
     """
 
     tensor: int
@@ -24,19 +25,19 @@ class ModelCut:
 
     @property
     def shards(self) -> list[ModelShard]:
-        """Stage by stage, and part by part."""
+        """The model shards of all ranks, stage by stage."""
         return model_shards(self.layers, self.tensor)
 
     def actions(self, stage: int) -> Actions:
-        """What a stage does in a step, in order."""
+        """Return what a stage does in a step, in order."""
         return SCHEDULES[self.schedule](stage, self.pipeline, self.micro_steps)
 
     def in_flight(self, stage: int) -> int:
-        """Of how many micro-steps a stage holds activations at once."""
+        """Return how many microbatches' activations a stage holds at once."""
         return most_in_flight(self.actions(stage))
 
     def text(self, copies: int) -> str | None:
-        """What the cut comes to, for the printed table; None where each rank has a whole model."""
+        """Describe the cut for the printed table; None if each rank has a whole model."""
         if self.tensor * self.pipeline == 1:
             return None
         counts = (copies, "copy", "copies"), (self.tensor, "part", "parts"), (self.pipeline, "stage", "stages")
@@ -50,50 +51,59 @@ class ModelCut:
         return text
 
 
-def model_cut(s: Settings, config: GPT2Config) -> ModelCut:
-    """Of settings that are complete."""
-    layers = tuple(map(int, s.pipeline_layers.split(","))) if s.pipeline_layers else (config.n_layer,)
-    return ModelCut(s.tensor_parallel, s.pipeline_parallel, layers, s.pipeline_schedule, s.grad_accum)
+def model_cut(settings: Settings, config: GPT2Config) -> ModelCut:
+    """Return how complete settings cut the model."""
+    layers = (config.n_layer,)
+    if settings.pipeline_layers:
+        layers = tuple(map(int, settings.pipeline_layers.split(",")))
+    return ModelCut(
+        tensor=settings.tensor_parallel,
+        pipeline=settings.pipeline_parallel,
+        layers=layers,
+        schedule=settings.pipeline_schedule,
+        micro_steps=settings.grad_accum,
+    )
 
 
-def is_cut(s: Settings) -> bool:
-    """Whether several ranks share one model."""
-    return model_ranks(s) > 1
+def is_cut(settings: Settings) -> bool:
+    """Return whether several ranks share one model."""
+    return model_ranks(settings) > 1
 
 
-def model_ranks(s: Settings) -> int:
-    """How many ranks share one model."""
-    return s.tensor_parallel * s.pipeline_parallel
+def model_ranks(settings: Settings) -> int:
+    """Return how many ranks share one model."""
+    return settings.tensor_parallel * settings.pipeline_parallel
 
 
-def copies(s: Settings, ranks: int) -> int:
-    """How many models the ranks hold, each of which takes its share of a global batch."""
-    return ranks // model_ranks(s)
+def copies(settings: Settings, ranks: int) -> int:
+    """Return the number of data-parallel replicas. Each takes its share of a global batch."""
+    return ranks // model_ranks(settings)
 
 
-def with_layers(s: Settings, config: GPT2Config, ranks: int) -> Settings:
-    """The settings with the layers of each stage. UserError if the model, or the ranks, cannot be cut so."""
-    check_cut(s, config, ranks)
-    least_last = 0 if s.tensor_parallel == 1 else 1
-    if s.pipeline_layers is not None:
-        check_layers(model_cut(s, config).layers, config, s.pipeline_parallel, least_last)
-    elif s.pipeline_parallel > 1:
-        layers = layers_by_flops(config, s.pipeline_parallel, s.seq_len, least_last)
-        s = replace(s, pipeline_layers=",".join(map(str, layers)))
-    return s
+def with_layers(settings: Settings, config: GPT2Config, ranks: int) -> Settings:
+    """Return the settings with the layers of each stage. UserError: model or ranks cannot be divided that way."""
+    check_cut(settings, config, ranks)
+    least_last = 0 if settings.tensor_parallel == 1 else 1
+    if settings.pipeline_layers is not None:
+        check_layers(model_cut(settings, config).layers, config, settings.pipeline_parallel, least_last)
+    elif settings.pipeline_parallel > 1:
+        layers = layers_by_flops(config, settings.pipeline_parallel, settings.seq_len, least_last)
+        settings = replace(settings, pipeline_layers=",".join(map(str, layers)))
+    return settings
 
 
-def check_cut(s: Settings, config: GPT2Config, ranks: int) -> None:
-    """UserError if the parts or stages do not fit the model, the ranks or the other flags."""
-    parts, stages = s.tensor_parallel, s.pipeline_parallel
+def check_cut(settings: Settings, config: GPT2Config, ranks: int) -> None:
+    """UserError if tensor-parallel shards or stages do not fit the model, the ranks or the other flags."""
+    parts = settings.tensor_parallel
+    stages = settings.pipeline_parallel
     for flag, count in (("tensor", parts), ("pipeline", stages)):
         if count < 1:
             raise UserError(f"--{flag}-parallel is {count}, expected a number of at least 1")
-    if ranks % model_ranks(s):
-        nearest = max(1, round(ranks / model_ranks(s))) * model_ranks(s)
+    if ranks % model_ranks(settings):
+        nearest = max(1, round(ranks / model_ranks(settings))) * model_ranks(settings)
         raise UserError(
             f"{ranks} ranks with --tensor-parallel {parts} and --pipeline-parallel {stages}, expected a multiple of "
-            f"{model_ranks(s)}: start {nearest}, or cut the model otherwise"
+            f"{model_ranks(settings)}: start {nearest}, or cut the model otherwise"
         )
     if parts > config.n_head:
         raise UserError(f"--tensor-parallel {parts}, expected at most the model's {config.n_head} heads: lower it")
@@ -104,7 +114,7 @@ def check_cut(s: Settings, config: GPT2Config, ranks: int) -> None:
             f"--pipeline-parallel {stages}, expected at most {most}: the model has {config.n_layer} layers{alone}: "
             "lower it"
         )
-    if is_cut(s) and s.server == "dedicated":
+    if is_cut(settings) and settings.server == "dedicated":
         raise UserError(
             "--server dedicated where several ranks share a model, whose ranks all compute: leave it out, or use "
             "--tensor-parallel 1 --pipeline-parallel 1"
@@ -112,7 +122,7 @@ def check_cut(s: Settings, config: GPT2Config, ranks: int) -> None:
 
 
 def check_layers(layers: tuple[int, ...], config: GPT2Config, stages: int, least_last: int) -> None:
-    """UserError unless the layers of --pipeline-layers are those of so many stages, and add up to the model's."""
+    """UserError unless --pipeline-layers has a number for each stage, and they add up to the model's layers."""
     found = ",".join(map(str, layers))
     if len(layers) != stages:
         raise UserError(

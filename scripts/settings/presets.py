@@ -1,12 +1,12 @@
-"""Known runs, each made again by one command: what `train.py --preset NAME` sets.
+"""Presets of known runs, for train.py --preset NAME.
 
     mpirun -n 2 python scripts/train.py --preset nanogpt-shakespeare --text tinyshakespeare.txt
     srun -n 8 python scripts/train.py --preset llmc-fineweb-124M --strategy hierarchical-sharded --dtype bfloat16 \\
         --train-data '...' --val-data '...'
 
-A preset says how many tokens a step has, not how many ranks there are. The ranks share the step's sequences, and
---grad-accum follows from their number and from --batch-size. A flag on the command line overrides the preset's.
---batch-size and --grad-accum together make another global batch. The user chooses the data and the exchange.
+A preset sets the tokens of a step, not the number of ranks. The ranks share the step's sequences, and --grad-accum
+follows from their number and --batch-size. A flag on the command line overrides the preset. --batch-size and
+--grad-accum together make another global batch. The user chooses the data and the exchange.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from gpt2.errors import UserError
 
 @dataclass(frozen=True)
 class Preset:
-    """A known run. says: what it is. needs: {flag of its data: which data that is}. batch_size: the most sequences that
-    a rank computes at once. settings: what the preset makes of the other flags' defaults."""
+    """A known run. says: what it is. needs: {flag: the data that it must name}. batch_size: the most sequences that a
+    rank computes at once. settings: defaults of other flags."""
 
     says: str
     needs: dict[str, str]
@@ -80,12 +80,12 @@ KNOWN_RUNS = {
 
 
 def defaults_of(name: str) -> dict:
-    """The preset's defaults of flags. Those that are None here are decided by `batches`, which knows the ranks."""
+    """Return the preset's defaults of flags. `batches` decides those that are None."""
     return KNOWN_RUNS[name].settings | {"batch_size": None, "grad_accum": None}
 
 
 def check_data(settings) -> None:
-    """UserError unless the flags of the preset's data are given."""
+    """UserError unless the flags for the preset's data are given."""
     for name, what in KNOWN_RUNS[settings.preset].needs.items():
         if not getattr(settings, name):
             flag = name.replace("_", "-")
@@ -93,11 +93,13 @@ def check_data(settings) -> None:
 
 
 def batches(settings, workers: int) -> tuple[int, int]:
-    """(--batch-size, --grad-accum) with which so many workers compute the preset's tokens in a step.
+    """Return (--batch-size, --grad-accum) with which so many workers compute the preset's tokens in a step.
 
-    A flag that was given stays, and the other one follows from it. UserError: the tokens cannot be divided so.
+    If one of the flags was given, the other follows from it. UserError: the tokens cannot be divided that way.
     """
-    batch_size, micro_steps, preset = settings.batch_size, settings.grad_accum, KNOWN_RUNS[settings.preset]
+    batch_size = settings.batch_size
+    micro_steps = settings.grad_accum
+    preset = KNOWN_RUNS[settings.preset]
     if batch_size and micro_steps:
         return batch_size, micro_steps
     takes = f"--preset {settings.preset} takes {preset.tokens_per_step} tokens a step"

@@ -1,4 +1,4 @@
-"""How many tokens a model reads at once: positions beyond those that it was trained on have random embeddings."""
+"""How many tokens a model reads at once. Positions that were never trained have random embeddings."""
 
 from pathlib import Path
 
@@ -7,24 +7,24 @@ from gpt2.errors import UserError
 from gpt2.formats import weights
 
 
-def choose_sequence_length(asked: int | None, path: Path, config: GPT2Config) -> tuple[int, str]:
-    """(tokens of a sequence, what there is to say about it or "") for the model at `path`.
+def choose_sequence_length(requested: int | None, path: Path, config: GPT2Config) -> tuple[int, str]:
+    """Return the tokens of a sequence for the model at `path`, and a remark about it or "".
 
-    asked: --seq-len. None takes the length of the sequences that the model's run was trained on, or the context where
-    no run says it. UserError: it is above the context.
+    requested: --seq-len, None for the length that the model was trained on, or for the context if no run says it.
+    UserError: it is above the context.
     """
-    of_run, _ = weights.trained_lengths(path) or (config.context, 0)
-    length = asked or of_run
+    trained_length, _ = weights.trained_lengths(path) or (config.context, 0)
+    length = requested or trained_length
     if length > config.context:
         raise UserError(f"--seq-len is {length}, expected at most the model's context, {config.context}: lower it")
-    if not asked and length < config.context:
+    if not requested and length < config.context:
         return length, f"sequences of {length} tokens, as in the run's training (--seq-len; context {config.context})"
     untrained = untrained_positions(path, length)
     return length, untrained and f"warning: {untrained}"
 
 
 def untrained_positions(path: Path, length: int) -> str:
-    """Which of the first `length` positions no training has reached, in a sentence; "" if there are none."""
+    """Return a sentence about untrained positions among the first `length`; "" if there are none."""
     _, trained = weights.trained_lengths(path) or (0, length)
     if trained >= length:
         return ""
@@ -32,7 +32,7 @@ def untrained_positions(path: Path, length: int) -> str:
 
 
 def trained_positions(init: str, config: GPT2Config, seq_len: int, before: dict) -> int:
-    """How many positions are trained in a run with sequences of seq_len tokens.
+    """Return how many positions are trained in a run with sequences of seq_len tokens.
 
     init: where the model comes from, "random" or a path. before: the facts of the checkpoint that the run goes on from,
     {} without one.

@@ -1,8 +1,8 @@
-"""Whether the token embedding is exchanged in two parts, by its two uses (--split-embedding): decided here alone.
+"""Decide whether the token embedding's two gradients are exchanged separately (--split-embedding).
 
-As head it has a gradient at the very beginning of backward, and is used last in forward. As a table it has one at the
-very end, and is used first; but only in the rows that are looked up. Where these are few, they travel apart, and the
-rest beside computing.
+The gradient of the head is ready at the very beginning of backward, and the head is used last in forward. The gradient
+of the lookup is ready at the very end, and the table is used first; but it concerns only the rows that a step looks up.
+If these are few, they are exchanged as a sparse gradient, and the dense rest while the model computes.
 """
 
 from dataclasses import dataclass
@@ -20,51 +20,53 @@ from scripts.settings.model_parallel import is_cut
 from scripts.settings.training import Settings
 from strategies import STRATEGIES, find, is_auto, names
 
-# Different words among n of a text: 44 n^0.49 in the news of RCV1 (Manning, Raghavan, Schuetze 2008, section 5.1.1).
-HEAPS_FACTOR, HEAPS_POWER = 44, 0.49
-PAYS_UP_TO = 0.5  # of the vocabulary's rows: of more, what stays at the ends of a step is no less than half of before
+# Different words among n of a text: 44 n^0.49 in RCV1's news (Manning, Raghavan, Schuetze 2008, section 5.1.1).
+HEAPS_FACTOR = 44
+HEAPS_POWER = 0.49
+PAYS_UP_TO = 0.5  # of the vocabulary's rows; with more, less than half of the exchange moves away from the step's ends
 
 
-def obstacle(s: Settings, ranks: int) -> str | None:
-    """Why the embedding cannot be split, None if nothing is in the way. A strategy or backend may still be "auto"."""
-    kind = None if is_auto(s.strategy) else find(s.strategy)
+def obstacle(settings: Settings, ranks: int) -> str | None:
+    """Return why the embedding cannot be split, None if it can. Strategy and backend may still be "auto"."""
+    kind = None if is_auto(settings.strategy) else find(settings.strategy)
     if ranks == 1:
         return "one rank exchanges nothing"
-    if s.overlap is False:
+    if settings.overlap is False:
         return "without --overlap nothing is computed beside an exchange"
-    if is_cut(s):
+    if is_cut(settings):
         return "ranks that share a model have the table and the head on different ranks, or parts of them"
     if kind and not kind.splits_embedding:
         others = names(other for other in STRATEGIES.values() if other.splits_embedding)
         return f"--strategy {kind.name} exchanges whole ranges, {others} can"
-    if s.backend == "cupy":
+    if settings.backend == "cupy":
         return "looked-up rows are exchanged in host memory, not between GPUs"
     return None
 
 
-def check_split(s: Settings, ranks: int) -> None:
-    """UserError where it is asked for and cannot be."""
-    if s.split_embedding == "on" and (why := obstacle(s, ranks)):
+def check_split(settings: Settings, ranks: int) -> None:
+    """UserError if --split-embedding on is impossible."""
+    if settings.split_embedding == "on" and (why := obstacle(settings, ranks)):
         raise UserError(f"--split-embedding on: {why}: leave it out, or use auto")
 
 
-def most_rows(s: Settings, config: GPT2Config) -> int:
-    """That a rank's step can look up: those of all its tokens, and of what each window ends with."""
-    return min(config.padded_vocab_size, s.grad_accum * s.batch_size * (s.seq_len + 1))
+def most_rows(settings: Settings, config: GPT2Config) -> int:
+    """Return the most rows that a rank's step can look up: those of all its tokens, including the last target."""
+    return min(config.padded_vocab_size, settings.grad_accum * settings.batch_size * (settings.seq_len + 1))
 
 
-def expected_rows(s: Settings, config: GPT2Config, ranks: int, placement: list[int]) -> Rows | None:
-    """What the ranks look up in a step, before any data is read; None where the embedding will be exchanged as a whole.
+def expected_rows(settings: Settings, config: GPT2Config, ranks: int, placement: list[int]) -> Rows | None:
+    """Estimate what the ranks look up in a step, before any data is read; None if the embedding is not split.
     placement: the node of each rank."""
-    if s.split_embedding == "off" or obstacle(s, ranks):
+    if settings.split_embedding == "off" or obstacle(settings, ranks):
         return None
-    return rows_of_text(most_rows(s, config), config, placement, pays=s.split_embedding == "on")
+    return rows_of_text(most_rows(settings, config), config, placement, pays=settings.split_embedding == "on")
 
 
 def rows_of_text(tokens: int, config: GPT2Config, placement, pays: bool = False) -> Rows | None:
-    """If each rank's step has so many tokens of a text; None if these are too many different ones to pay, unless it
-    `pays` anyway. placement: the node of each rank."""
-    vocabulary, ranks = config.padded_vocab_size, len(placement)
+    """Estimate the rows if each rank's step has so many tokens of a text; None if they are too many to be worth it,
+    unless `pays`. placement: the node of each rank."""
+    vocabulary = config.padded_vocab_size
+    ranks = len(placement)
 
     def different(tokens: int) -> int:
         return int(min(vocabulary, tokens, HEAPS_FACTOR * tokens**HEAPS_POWER))
@@ -75,14 +77,14 @@ def rows_of_text(tokens: int, config: GPT2Config, placement, pays: bool = False)
     return Rows(config.n_embd, (different(tokens),) * ranks, of_nodes, different(tokens * ranks))
 
 
-def is_split(s: Settings, ranks: int, rows: int, vocabulary: int, before: bool | None) -> tuple[bool, str]:
-    """(whether it is, why). rows: the most that a rank looks up in the first step; before: what the run that this one
-    goes on with did, None if it is none."""
-    if why := obstacle(s, ranks):
+def is_split(settings: Settings, ranks: int, rows: int, vocabulary: int, before: bool | None) -> tuple[bool, str]:
+    """Return whether the embedding is split, and why. rows: the most that a rank looks up in the first step. before:
+    whether the checkpoint's run split it, None for a new run."""
+    if why := obstacle(settings, ranks):
         return False, why
     used = f"a step looks up {rows:,} of {vocabulary:,} rows"
-    if s.split_embedding != "auto":
-        return s.split_embedding == "on", f"as asked for; {used}"
+    if settings.split_embedding != "auto":
+        return settings.split_embedding == "on", f"as asked for; {used}"
     if before is not None:
         return before, f"as before; {used}"
     return rows <= PAYS_UP_TO * vocabulary, used
@@ -153,19 +155,20 @@ def kept_share(before: dict, is_split: bool, wanted: Fraction) -> Fraction:
 
 
 def used_rows(ids: np.ndarray, world) -> dict:
-    """How many different rows each rank looks up, each node, and any rank. ids: this rank's. Collective."""
+    """Count the different rows that each rank, each node and all ranks look up. ids: this rank's. Collective."""
     everyone = world.comm.allgather(ids)
-    of_nodes, any_rank = rows_of_nodes(everyone, world.places), len(np.unique(np.concatenate(everyone)))
+    of_nodes = rows_of_nodes(everyone, world.places)
+    any_rank = len(np.unique(np.concatenate(everyone)))
     return {"of_ranks": [*map(len, everyone)], "of_nodes": of_nodes, "any": any_rank}
 
 
-def new_lookup(s: Settings, buffers, layout: Layout) -> LookedUp:
-    """Room for the rows of the token embedding that a step of this rank looks up."""
-    return buffers.new_lookup(layout.by_name["wte"].shape, most_rows(s, layout.config))
+def new_lookup(settings: Settings, buffers, layout: Layout) -> LookedUp:
+    """Return room for the rows of the token embedding that a step of this rank looks up."""
+    return buffers.new_lookup(layout.by_name["wte"].shape, most_rows(settings, layout.config))
 
 
 def rows_of_nodes(ids: list[np.ndarray], places: list[dict]) -> list[int]:
-    """How many different rows the ranks of each node look up. ids: each rank's."""
+    """Count the different rows that the ranks of each node look up. ids: each rank's."""
     nodes = [place["node"] for place in places]
     found = []
     for node in sorted(set(nodes)):

@@ -1,4 +1,4 @@
-"""Which tokenizer belongs to a model. All programs ask here."""
+"""Find the tokenizer of a model, for all programs."""
 
 import json
 from itertools import islice
@@ -17,19 +17,19 @@ NAMES = " or ".join(TOKENIZERS)
 OF_VOCABULARY = {size: name for name, size in VOCABULARY_SIZES.items()}
 
 
-def choose_tokenizer(asked: str | None, path: Path | None, vocab_size: int) -> tiktoken.Encoding:
-    """Load the tokenizer of tokenizer_name. UserError also if the model has fewer tokens, or its files are missing."""
-    name = tokenizer_name(asked, path, vocab_size)
+def choose_tokenizer(requested: str | None, path: Path | None, vocab_size: int) -> tiktoken.Encoding:
+    """Load tokenizer_name's tokenizer. UserError also if it has more tokens than the model, or files are missing."""
+    name = tokenizer_name(requested, path, vocab_size)
     check_fits(name, vocab_size)
     return load_tokenizer(name)
 
 
-def tokenizer_name(asked: str | None, path: Path | None, vocab_size: int) -> str:
-    """Name the tokenizer `asked` for; else that of the model at `path`; else the one with `vocab_size` tokens.
+def tokenizer_name(requested: str | None, path: Path | None, vocab_size: int) -> str:
+    """Return the requested tokenizer, else that of the model at `path`, else the one with `vocab_size` tokens.
 
     UserError: none of these is known.
     """
-    name = asked or (path and tokenizer_of(path)) or OF_VOCABULARY.get(vocab_size)
+    name = requested or (path and tokenizer_of(path)) or OF_VOCABULARY.get(vocab_size)
     if name is None:
         sizes = " or ".join(map(str, OF_VOCABULARY))
         raise UserError(
@@ -53,9 +53,9 @@ def check_fits(name: str, vocab_size: int) -> None:
 
 
 def tokenizer_of(path: Path) -> str | None:
-    """Name the tokenizer that a run, or a folder of Hugging Face's, says it has: one of TOKENIZERS, or OTHER.
+    """Return the tokenizer that a run or a Hugging Face folder names: one of TOKENIZERS, OTHER, or None if it does not.
 
-    path: as --init takes it. None: nothing says it. UserError: what says it is damaged.
+    path: as --init takes it. UserError: the file that names it is damaged.
     """
     path = Path(path)
     found = tokenizer_of_run(path.absolute()) or tokenizer_of_run(path.resolve())  # either may lead out of the run
@@ -63,9 +63,9 @@ def tokenizer_of(path: Path) -> str | None:
 
 
 def tokenizer_of_run(path: Path) -> str | None:
-    """Read the name from config.json, for a path of a run folder, a checkpoint in it, or a checkpoint's file.
+    """Read the name from config.json. path: a run folder, a checkpoint in it, or a checkpoint's file.
 
-    None: the path is in no run folder, or the run does not know. UserError: it is the name of no tokenizer.
+    None: the path is not in a run folder, or config.json has no name. UserError: it names an unknown tokenizer.
     """
     of_checkpoint = (folder.parent for folder in path.parents if folder.name == "checkpoints")
     for run in (path, *islice(of_checkpoint, 1)):  # the run itself may lie in a folder of that name
@@ -81,9 +81,9 @@ def tokenizer_of_run(path: Path) -> str | None:
 
 
 def tokenizer_of_training(settings, vocab_size: int) -> str | None:
-    """Name the tokenizer of a training run: of its text, or of the tokens in --train-data, where anything says it.
+    """Return the tokenizer of a training run: of its text, or of the tokens in --train-data if that is known.
 
-    A new model gets bytes. UserError: as choose_tokenizer, or the tokens are not those of the model's tokenizer.
+    A new model gets bytes. UserError: see choose_tokenizer, or the tokens are not those of the model's tokenizer.
     """
     goes_on, model = start_of(settings)
     said = settings.tokenizer or (model and tokenizer_of(model))
@@ -100,14 +100,14 @@ def tokenizer_of_training(settings, vocab_size: int) -> str | None:
 
 
 def start_of(settings) -> tuple[bool, Path | None]:
-    """(whether a run goes on, the path of the model that training starts from), None for a new model."""
+    """Return whether a run goes on, and the path of the model that training starts from, None for a new model."""
     if settings.resume and newest_first(Path(settings.out) / "checkpoints"):
         return True, Path(settings.out)
     return False, None if settings.init == "random" else Path(settings.init)
 
 
 def tokenizer_of_shards(pattern: str) -> str | None:
-    """Name the tokenizer in the manifest that prepare.py leaves beside shards; None where there is none."""
+    """Read the tokenizer from the manifest that prepare.py leaves beside shards; None if there is none."""
     for path in shard_paths(pattern)[:1]:
         try:
             name = json.loads(read_bytes(path.parent / "manifest.json"))["tokenizer"]
@@ -118,7 +118,7 @@ def tokenizer_of_shards(pattern: str) -> str | None:
 
 
 def check_tokens(what, found: str | None, expected: str | None) -> None:
-    """UserError if tokens are known to be those of another tokenizer than the model's. what: names the tokens."""
+    """UserError if the tokens belong to another tokenizer than the model's. what: names the tokens in the message."""
     if found and expected and found != expected:
         raise UserError(
             f"{what}: tokens of the tokenizer {found}, expected the model's, {expected}: tokenize the text with that "

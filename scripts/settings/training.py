@@ -1,4 +1,4 @@
-"""Every setting of a training run, written once: the fields below make the flags, the printed table and config.json."""
+"""All settings of a training run. The fields of Settings make the flags, the printed table and config.json."""
 
 import argparse
 from dataclasses import dataclass, field, fields
@@ -23,10 +23,10 @@ STRATEGY_HELP = (
     "how ranks exchange gradients; auto takes the fastest here; FILE.py is a strategy of your own, and auto:FILE.py "
     "tries it beside the others"
 )
-LEAST = 1e-9  # of rates: nothing that computes is slower
+LEAST = 1e-9  # of rates; nothing that computes is slower
 DTYPES = ("float32", "bfloat16")
 SPLITS = (AUTO, "on", "off")
-# The groups of --help: the title of each, by the field of Settings that is its first.
+# The titles of the groups in --help, by the first field of each group.
 GROUPS = {
     "preset": "known runs",
     "strategy": "exchange",
@@ -44,12 +44,12 @@ GROUPS = {
 
 
 def setting(default, text, **options):
-    """A field of Settings, with what its flag needs: the help text, and options of argparse's add_argument."""
+    """Return a field of Settings with its flag's help text and options for argparse's add_argument."""
     return field(default=default, metadata={"help": text, **options})
 
 
 def positive(text: str) -> float:
-    """The value of a flag that is a number above 0, neither vanishingly small nor immense."""
+    """Parse a number above 0, from LEAST to 1 / LEAST."""
     try:
         value = float(text)
     except ValueError:
@@ -60,7 +60,7 @@ def positive(text: str) -> float:
 
 
 def strategy_name(text: str) -> str:
-    """A strategy's name, auto, or the full path of a Python file that holds one; or auto:FILE,FILE with full paths."""
+    """Parse a strategy's name, auto, a Python file, or auto:FILE,FILE. Paths become full paths."""
     choice, colon, files = text.partition(":")
     if choice == AUTO and files:
         return choice + colon + ",".join(map(strategy_name, files.split(",")))
@@ -73,7 +73,7 @@ def strategy_name(text: str) -> str:
 
 
 def layer_counts(text: str) -> str:
-    """Layers of each stage, numbers with commas between them."""
+    """Parse the layers of each stage, such as 4,4,4,0."""
     if not all(count.isdecimal() and len(count) < 6 for count in text.split(",")):
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is no list of layers, expected numbers such as 4,4,4,0")
     return ",".join(str(int(count)) for count in text.split(","))
@@ -81,9 +81,9 @@ def layer_counts(text: str) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """The flags of scripts/train.py. None means: the other flags decide it, as the help text says.
+    """The flags of scripts/train.py. None: other flags decide it, as the help text says.
 
-    typed: no flag, but the names of those that the command line has; all others are defaults, or a preset's.
+    typed: not a flag, but the names of the flags on the command line. All others have defaults or a preset's values.
     """
 
     typed: frozenset[str] = frozenset()
@@ -226,24 +226,25 @@ class Settings:
 
 
 class OneLineParser(Parser):
-    """Of a program that runs under MPI: a mistake is one line for all ranks, not one on each of them."""
+    """The parser of a program under MPI. A mistake is one line for all ranks, not one on each of them."""
 
     def end(self, text: str):
         end_with_one_line(start_mpi(), text)
 
 
 def flags() -> list:
-    """The fields of Settings that are flags."""
+    """Return the fields of Settings that are flags."""
     return [item for item in fields(Settings) if "help" in item.metadata]
 
 
 def parse_settings(description: str, arguments=None) -> Settings:
-    """The settings of a command line. A preset changes the defaults, so flags beside --preset count for more."""
+    """Parse a command line. A preset changes the defaults, so flags override it."""
     parser = OneLineParser(description, usage="%(prog)s [FLAG ...]")
     for item in flags():
         if item.name in GROUPS:
             group = parser.add_argument_group(GROUPS[item.name])
-        options, default = dict(item.metadata), item.default
+        options = dict(item.metadata)
+        default = item.default
         if item.type is bool:
             options["action"] = "store_true" if default is False else argparse.BooleanOptionalAction
         else:

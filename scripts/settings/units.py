@@ -1,7 +1,7 @@
-"""What flags hold, read from text: rates, sizes, times, counts, percentages.
+"""Parse the values of flags: rates, sizes, times, counts, percentages.
 
-Each function is a `type` for argparse and may be called by itself. Text that it cannot read raises UnitError, whose one
-line says what was found and what was expected.
+Each function is a `type` for argparse and may be called on its own. If it cannot parse the text, it raises UnitError
+with a line that says what was found and what was expected.
 """
 
 import argparse
@@ -12,7 +12,8 @@ NUMBER = r"(\d+(?:\.\d+)?)"
 BITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 MOST = 1e18  # of anything: more is a typing error, and beyond 64 bits
 LEAST_RATE = 1e3  # bits/s; slower than this is a typing error
-LEAST_CORES, MOST_CORES = 0.01, 4096
+LEAST_CORES = 0.01
+MOST_CORES = 4096
 SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 BYTES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
@@ -20,11 +21,11 @@ FILE_BYTES = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 class UnitError(argparse.ArgumentTypeError, ValueError):
-    """Both: argparse prints an ArgumentTypeError's own line; of a plain ValueError it would print the type's name."""
+    """Of both types, as argparse prints the message of an ArgumentTypeError only."""
 
 
 def bits_per_s(text: str) -> float:
-    """400e6 for "400mbit": tc's notation."""
+    """Parse "400mbit" to 400e6, in the notation of tc."""
     match = re.fullmatch(NUMBER + r"([kmgt]?bit)", text.lower())
     rate = float(match[1]) * BITS[match[2]] if match else 0
     if not LEAST_RATE <= rate <= MOST:
@@ -33,7 +34,7 @@ def bits_per_s(text: str) -> float:
 
 
 def core_count(text: str) -> float:
-    """0.4 for "0.4": how many cores' time."""
+    """Parse "0.4" to 0.4 cores."""
     count = float(text) if re.fullmatch(NUMBER, text, re.ASCII) else 0.0
     if not LEAST_CORES <= count <= MOST_CORES:
         raise UnitError(f"{text[:40]!r} is no number of cores: expected {LEAST_CORES} to {MOST_CORES}, like 0.4")
@@ -41,12 +42,12 @@ def core_count(text: str) -> float:
 
 
 def bytes_per_s(text: str) -> float:
-    """50e6 for "400mbit"."""
+    """Parse "400mbit" to 50e6."""
     return bits_per_s(text) / 8
 
 
 def duration_s(text: str) -> float:
-    """2e-5 for "20us"."""
+    """Parse "20us" to 2e-5."""
     match = re.fullmatch(NUMBER + r"(ns|us|ms|s)", text)
     time_s = float(match[1]) * SECONDS[match[2]] if match else MOST
     if time_s >= MOST:
@@ -55,7 +56,7 @@ def duration_s(text: str) -> float:
 
 
 def count_of(text: str) -> int:
-    """124000000 for "124M"."""
+    """Parse "124M" to 124000000."""
     match = re.fullmatch(NUMBER + r"([KMBT]?)", text.upper())
     count = float(match[1]) * COUNTS[match[2]] if match else 0
     if not 0.5 < count <= MOST:
@@ -64,7 +65,7 @@ def count_of(text: str) -> int:
 
 
 def sizes(text: str) -> list[int]:
-    """[8000000, 64000000] bytes for "8MB,64MB"."""
+    """Parse "8MB,64MB" to [8000000, 64000000] bytes."""
     found = [re.fullmatch(NUMBER + r"\s*(|[KMG]I?)B?", word.upper()) for word in text.split(",")]
     counts = [float(match[1]) * BYTES[match[2]] if match else 0.0 for match in found]
     if not all(0 < count <= MOST for count in counts):
@@ -73,7 +74,7 @@ def sizes(text: str) -> list[int]:
 
 
 def size_in_bytes(text: str) -> int:
-    """524288 for "512KiB"."""
+    """Parse "512KiB" to 524288."""
     try:
         (count,) = sizes(text)
     except ValueError:  # no size, or several
@@ -82,7 +83,7 @@ def size_in_bytes(text: str) -> int:
 
 
 def file_size(text: str) -> int:
-    """500000000 bytes for "500MB": the notation of transformers' save_pretrained(max_shard_size)."""
+    """Parse "500MB" to 500000000 bytes, in the notation of transformers' save_pretrained(max_shard_size)."""
     match = re.fullmatch(r"([1-9]\d{0,9})([KMG]B)", text, re.ASCII)
     if match is None:
         raise UnitError(f"{text!r} is no size: expected a whole number with KB, MB or GB, like 5GB")
@@ -90,14 +91,14 @@ def file_size(text: str) -> int:
 
 
 def integer(text: str, low: int, high: int) -> int:
-    """1000000 for "1_000_000"; low and high are the least and the most that is allowed."""
+    """Parse "1_000_000" to 1000000. low and high are the least and the most that is allowed."""
     if not re.fullmatch(r"\d{1,20}(_\d{1,20})*", text) or not low <= int(text) <= high:
         raise UnitError(f"{text!r}, expected an integer from {low} to {high}")
     return int(text)
 
 
 def percent(text: str) -> Fraction:
-    """Exact, so that a text is cut at the same character on every machine."""
+    """Parse a percentage exactly, so that a text is cut at the same character on every machine."""
     if not re.fullmatch(r"\d{1,2}(\.\d{0,6})?", text):
         raise UnitError(f"{text!r}, expected a number from 0 to below 100, such as 0.5")
     return Fraction(text)

@@ -24,7 +24,7 @@ from scripts.step_bench.process import (
     contender_command,
     selected,
 )  # fmt: skip
-from scripts.training.utilization import Peak
+from scripts.training.utilization import PeakRate
 
 COMMAND = contender_command("--backend", "cupy")
 CONTENDERS = {
@@ -159,7 +159,7 @@ class GpuBench:
         tflops = self.report["peak_tflops"]
         rates = self.report.get("rates", {})
         seen = [entry.get("flops", 0.0) for entry in self.report["contenders"].values()]
-        peak = Peak([tflops] if tflops else None, "--peak-tflops or the datasheet")
+        peak = PeakRate([tflops] if tflops else None, "--peak-tflops or the datasheet")
         return peak.mfu(flops, max([*seen, rates.get("matmul_burst_flops", 0.0)], default=0.0))
 
     def _write(self) -> None:

@@ -1,4 +1,4 @@
-"""The parts of train.py's loop. assemble.py makes them from the settings; each other file holds one subject.
+"""The parts of train.py's loop. plan.py decides what the run does, assemble.py makes the parts.
 
 evaluation.py belongs to evaluate.py, which sums a model's losses over ranks as a validation does.
 """

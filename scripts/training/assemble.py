@@ -1,7 +1,7 @@
 """From the plan of a run to the parts that its training loop uses.
 
-Only this file, plan.py and scripts/settings read the settings of a training run. Each part is handed the values that it
-needs, so what a part depends on stands in the call that makes it.
+Only this file, plan.py and scripts/settings read the settings of a training run. Each part gets the values that it
+needs, so the call that makes a part shows what it depends on.
 """
 
 from collections.abc import Callable
@@ -40,10 +40,9 @@ from scripts.training.gpu_choices import GpuChoices
 from scripts.training.meeting import MeetingPoint
 from scripts.training.plan import Plan, plan_run
 from scripts.training.report import Ending, TraceFailures, run_table
-from scripts.training.shared_model import SharedModel
 from scripts.training.signals import Clock, Signals
 from scripts.training.step_records import ProgressLines, StepRecords
-from scripts.training.utilization import Utilization, find_peak
+from scripts.training.utilization import find_peak
 from scripts.training.whole_model import WholeModel
 from scripts.training.worker import Server, Worker
 from strategies import Job, Strategy, find
@@ -89,36 +88,38 @@ def assemble(settings, world, lock, resources: ClosedTogether) -> LoopParts | No
     signals = resources.enter_context(closing(Signals(partial(end_job_in_turn, world.comm), lock.release)))
     clock = new_clock(settings, world)
     checkout = Checkout() if world.rank == 0 else None  # git answers meanwhile
-    planned = plan_run(settings, world, lock, resources)
-    if planned is None:
+    plan = plan_run(settings, world, lock, resources)
+    if plan is None:
         return None
-    plan, opened = planned
     settings = plan.settings
-    shared = opened.shared
-    backend = resources.enter_context(closing(opened.chosen.make()))
+    shared = plan.shared
+    backend = resources.enter_context(closing(plan.make_backend()))
     computes = computing_ranks(settings, world.size)
     peak = find_peak(world, computes, settings.peak_tflops, backend.kernels.device, plan.backend.get("gpus"))
     parameters = start.first_parameters(
         settings.init, settings.seed, settings.seq_len, backend, shared.layout, plan.checkpoint, world
     )
     used = resolved(settings, shared.whole.config, plan.threads, plan.folder)
-    folder = new_folder(plan, world, lock, used, shared, peak, checkout)
-    tracer = new_tracer(plan, world, shared, signals.has_sigterm, backend, resources)
+    folder = new_folder(plan, world, lock, used, peak, checkout)
+    tracer = new_tracer(plan, world, signals.has_sigterm, backend, resources)
     failures = TraceFailures(world, plan.traces, tracer)
     shared.meet_partners(backend, settings.batch_size * settings.seq_len, tracer)
     lookup = new_lookup(settings, backend.buffers, shared.layout) if plan.embedding.is_split else None
-    strategy = backend.new_strategy(new_job(plan, backend, shared, tracer, lookup), plan.steps.start - 1)
+    strategy = backend.new_strategy(new_job(plan, backend, tracer, lookup), plan.steps.start - 1)
     if plan.checkpoint:
         start.restore(plan.checkpoint, strategy, shared.layout, plan.identity, world, shared.mesh)
-    strategy, worker = new_worker(plan, world, backend, shared, strategy, opened, tracer, lookup)
+    with world.together(UserError):  # activations may not fit into memory
+        strategy, worker = shared.new_worker(
+            backend, strategy, settings.batch_size, settings.seq_len, settings.overlap, plan.train, plan.val, tracer,
+            lookup,
+        )  # fmt: skip
     model = WholeModel(parameters, strategy.before_use, backend.fetch, shared.mesh)
-    checkpoints = new_checkpoints(plan, world, shared, strategy, lock)
-    utilization = Utilization(peak)
+    checkpoints = new_checkpoints(plan, world, strategy, lock)
     flops = flops_per_token(shared.whole.config, settings.seq_len, shared.whole.count)
     progress = ProgressLines(
         settings.steps, world.print, world.places, shared.stages, settings.log_every, job_end(), clock.left_s
     )
-    eval_every = settings.eval_every if opened.val else 0
+    eval_every = settings.eval_every if plan.val else 0
     validation = Validation(world.comm, tracer, worker, eval_every, settings.steps, settings.eval_steps)
     replicas = ReplicaCheck(world, model, settings.check_replicas, backend.buffers.fills_parameters, shared.mesh)
     gpu_choices = GpuChoices(world, backend.kernels.device, plan.checkpoint, plan.steps.start, checkpoints, folder)
@@ -127,14 +128,14 @@ def assemble(settings, world, lock, resources: ClosedTogether) -> LoopParts | No
         settings.seq_len,
     )  # fmt: skip
     return LoopParts(
-        table=run_table(used, plan, shared, world, peak, opened.train, opened.val),
+        table=run_table(used, plan, world, peak),
         steps=plan.steps,
         learning_rate=learning_rate(settings),
         tracer=tracer,
         worker=worker,
         strategy=strategy,
         meeting_point=MeetingPoint(world.comm, worker, [signals, clock], checkpoints, failures, tracer, backend.device),
-        records=StepRecords(plan.global_batch * settings.seq_len, flops, utilization, shared.stages),
+        records=StepRecords(plan.global_batch * settings.seq_len, flops, peak, shared.stages),
         hooks=[
             partial(begin_folder, world, folder, tracer, plan.steps.start),
             validation.after,
@@ -151,46 +152,46 @@ def assemble(settings, world, lock, resources: ClosedTogether) -> LoopParts | No
     )
 
 
-def new_folder(plan: Plan, world, lock, used: dict, shared: SharedModel, peak, checkout) -> RunFolder | None:
-    """Rank 0's run folder, None on the other ranks. used: the settings as they are used."""
+def new_folder(plan: Plan, world, lock, used: dict, peak, checkout) -> RunFolder | None:
+    """Return rank 0's run folder, None on the other ranks. used: the settings as they are used."""
     folder = None
     with world.together(UserError):
         if world.rank == 0:
             folder = RunFolder(plan.folder, lock.check, plan.resumed_step, plan.settings.tensorboard)
-            facts = {"parameters": shared.whole.count, "peak": asdict(peak), "code": checkout.facts()}
+            facts = {"parameters": plan.shared.whole.count, "peak": asdict(peak), "code": checkout.facts()}
             if plan.settings.backend == "cupy":
                 facts["gpu_topology"] = gpu_topology()  # of rank 0's node
-            if shared.identity():
-                facts["mesh"] = shared.mesh.coordinates
+            if plan.shared.identity():
+                facts["mesh"] = plan.shared.mesh.coordinates
             folder.set_config(used, world.places, library_name(), facts | plan.config_facts())
     return folder
 
 
-def new_watchdog(plan: Plan, world, shared, is_asked, resources: ClosedTogether) -> Watchdog | None:
-    """What names a rank that the others wait for; None on one rank alone, or with --stall-after 0."""
+def new_watchdog(plan: Plan, world, is_asked, resources: ClosedTogether) -> Watchdog | None:
+    """Return what names a rank for which others wait; None on a single rank, or with --stall-after 0."""
     stall_after = plan.settings.stall_after
     if not stall_after or world.size == 1:
         return None
     meetings = (*EXCHANGE, "wait")
     waits = ()
     titles = ()
-    if shared.identity():  # stages, and parts of unequal stages, meet unequally often: "wait" alone is all ranks'
+    if plan.shared.identity():  # stages exchange unequally often; only in "wait" all ranks meet
         meetings = ("wait",)
         waits = (*EXCHANGE, "recv")
-        titles = shared.mesh.titles()
+        titles = plan.shared.mesh.titles()
     ends = plan.settings.end_on_stall
     watchdog = Watchdog(world, plan.traces, PHASES, meetings, stall_after, ends, waits, titles, is_asked)
     return resources.enter_context(closing(watchdog))
 
 
-def new_tracer(plan: Plan, world, shared, is_asked, backend, resources) -> Tracer:
-    """What times the phases, and tells the watchdog of each.
+def new_tracer(plan: Plan, world, is_asked, backend, resources) -> Tracer:
+    """Return what times the phases and tells the watchdog about them.
 
     If there are several nodes, the first rank of each node also samples the node's ports.
     """
     settings = plan.settings
-    watchdog = new_watchdog(plan, world, shared, is_asked, resources)
-    place = world.places[world.rank] | {"ranks": world.size, "strategy": settings.strategy} | shared.identity()
+    watchdog = new_watchdog(plan, world, is_asked, resources)
+    place = world.places[world.rank] | {"ranks": world.size, "strategy": settings.strategy} | plan.shared.identity()
     clock = clock_offset(world)
     counters = None
     if world.local_rank == 0 and world.node_count > 1 and settings.trace != "off":
@@ -204,8 +205,9 @@ def new_tracer(plan: Plan, world, shared, is_asked, backend, resources) -> Trace
     return Tracer(plan.traces, place, settings.trace, clock, counters, watchdog and watchdog.on_phase, **options)
 
 
-def new_job(plan: Plan, backend, shared, tracer: Tracer, lookup: LookedUp | None) -> Job:
-    """What the strategy works with."""
+def new_job(plan: Plan, backend, tracer: Tracer, lookup: LookedUp | None) -> Job:
+    """Return what the strategy works with."""
+    shared = plan.shared
     return Job(
         world=backend.world,
         buffers=backend.buffers,
@@ -223,27 +225,17 @@ def new_job(plan: Plan, backend, shared, tracer: Tracer, lookup: LookedUp | None
     )
 
 
-def new_worker(plan: Plan, world, backend, shared, strategy, opened, tracer, lookup) -> tuple:
-    """As SharedModel.new_worker's. Collective: where memory is short, all ranks end with one line."""
-    settings = plan.settings
-    with world.together(UserError):
-        return shared.new_worker(
-            backend, strategy, settings.batch_size, settings.seq_len, settings.overlap, opened.train, opened.val,
-            tracer, lookup,
-        )  # fmt: skip
-
-
 def new_clock(settings, world) -> Clock:
-    """The clock of --minutes and --checkpoint-minutes. Rank 0's asks for all ranks."""
+    """Return the clock of --minutes and --checkpoint-minutes, which runs on rank 0 alone."""
     return Clock(settings.checkpoint_minutes, settings.minutes) if world.rank == 0 else Clock(0, 0)
 
 
-def new_checkpoints(plan: Plan, world, shared, strategy, lock) -> Checkpointing:
-    """What writes checkpoints: none where nothing is exchanged, as each rank trains a model of its own there."""
+def new_checkpoints(plan: Plan, world, strategy, lock) -> Checkpointing:
+    """Return what writes checkpoints. Without an exchange it writes none, as each rank trains its own model."""
     settings = plan.settings
     every = settings.checkpoint_every if find(settings.strategy).exchanges else None
     keep = settings.keep, settings.keep_every
     return Checkpointing(
-        world, plan.folder / "checkpoints", strategy, shared.layout, plan.checkpoint_facts(), plan.steps, every, keep,
-        lock.check, shared.mesh,
+        world, plan.folder / "checkpoints", strategy, plan.shared.layout, plan.checkpoint_facts(), plan.steps, every,
+        keep, lock.check, plan.shared.mesh,
     )  # fmt: skip

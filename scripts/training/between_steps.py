@@ -27,8 +27,11 @@ SAMPLE_TOKENS = 100
 
 @dataclass(frozen=True)
 class MadeStep:
-    """A step that all ranks have made. number: counted from 1. record: its line of log.jsonl, to which hooks add.
-    is_saved: whether there will be a checkpoint of it."""
+    """A step that all ranks have made.
+
+    number: counted from 1. record: its line of log.jsonl; hooks may add to it. is_saved: whether there will be a
+    checkpoint of this step.
+    """
 
     number: int
     reports: RankReports
@@ -37,7 +40,7 @@ class MadeStep:
 
 
 def is_time(step: int, every: int) -> bool:
-    """Whether something that is done every so many steps, 0 for never, is to be done after this one."""
+    """Return whether something that is done every so many steps is due after this one. every: 0 for never."""
     return every > 0 and step % every == 0
 
 
@@ -88,14 +91,18 @@ def begin_checkpoint(checkpoints, tracer, step: MadeStep) -> None:
 
 
 class Validation:
-    """The mean loss over the first windows of the validation set, which all workers share.
+    """Computes the mean loss over the first windows of the validation set. All workers share the work.
 
-    every: in steps, 0 for no validation. The last step is validated in any case. batches: as Worker.validation_loss's.
+    every: in steps, 0 for no validation. There is one after the last step, too. batches: see Worker.validation_loss.
     """
 
     def __init__(self, comm, tracer, worker, every: int, last_step: int, batches: int):
-        self.comm, self.tracer, self.worker = comm, tracer, worker
-        self.every, self.last_step, self.batches = every, last_step, batches
+        self.comm = comm
+        self.tracer = tracer
+        self.worker = worker
+        self.every = every
+        self.last_step = last_step
+        self.batches = batches
 
     def after(self, step: MadeStep) -> None:
         """Add "val_loss" to the step's record if it is time for a validation."""
@@ -109,21 +116,25 @@ class Validation:
 
 
 class Samples:
-    """--sample-every: rank 0 prints what the model writes, reading sequences as long as those that it is trained on.
+    """--sample-every: rank 0 prints text from the model, reading sequences as long as in training.
 
-    Where rank 0 computes with all parameters, on cores or on a GPU, the same kernels write the samples from them. Where
-    it does not (ZeRO-3, ranks that share a model), it copies them to host memory range by range, at 4 bytes each, and
+    If rank 0 computes with all parameters, on cores or on a GPU, it samples with the same kernels. If it does not
+    (ZeRO-3, ranks that share a model), it copies the parameters to host memory range by range, at 4 bytes each, and
     samples on its cores.
 
-    Making one allocates what sampling needs on a GPU. It ends the job on a user's mistake: no tokenizer is known for
-    the vocabulary (of --train-data), gpt2's files are missing, or the copy does not fit into memory.
+    The constructor allocates what sampling needs on a GPU. It ends the job on a user's mistake: no tokenizer is known
+    for the vocabulary (of --train-data), gpt2's files are missing, or the copy does not fit into memory.
     """
 
     def __init__(
         self, world, tracer, model: WholeModel, backend, every: int, tokenizer: str | None, threads: int, seed: int,
         sequence_length: int,
     ):  # fmt: skip
-        self.world, self.tracer, self.model, self.every, self.seed = world, tracer, model, every, seed
+        self.world = world
+        self.tracer = tracer
+        self.model = model
+        self.every = every
+        self.seed = seed
         self._copies = model.shared or isinstance(backend.model.parameters, Slots)
         with world.together(UserError):
             if every and world.rank == 0:
@@ -138,7 +149,7 @@ class Samples:
                     self._writer = CachedGPT2(backend.kernels, own, length)
 
     def after(self, step: MadeStep) -> None:
-        """Print a sample if it is time for one; all ranks bring their ranges, and wait for rank 0."""
+        """Print a sample if it is time for one. All ranks bring their ranges and wait for rank 0."""
         if not is_time(step.number, self.every):
             return
         with self.tracer.phase("eval"):
@@ -155,10 +166,10 @@ class Samples:
                     self.tracer.moves_on()
                 self.world.print(f"sample after step {step.number}: {printable(''.join(pieces))}")
         with self.tracer.phase("wait"):
-            barrier(self.world.comm)  # rank 0's parameters may be its node's: nobody changes them while it reads
+            barrier(self.world.comm)  # ranks of a node may share parameters: nobody changes them while rank 0 reads
 
     def _gathered(self) -> Parameters | None:
-        """A copy of all parameters on rank 0, None elsewhere. Collective."""
+        """Return a copy of all parameters on rank 0, None elsewhere. Collective."""
         parameters = self.model.parameters
         copy = Parameters.zeros(parameters.layout) if self.world.rank == 0 else None
         for start, stop in self.model.ranges():
@@ -168,14 +179,17 @@ class Samples:
 
 
 class ReplicaCheck:
-    """--check-replicas: do all ranks still hold the same parameters? Only this shows a fault of memory or network.
+    """--check-replicas: compare the parameters of all data-parallel replicas, to find faults of memory or network.
 
-    Where several ranks share a model, those that hold the same piece of it are compared. every: in steps, 0 for never.
-    holds: whether this rank has a copy of its own, not another rank of its node. mesh: as state.py's.
+    every: in steps, 0 for never. holds: whether this rank has parameters of its own; ranks of a node may share them.
+    mesh: see state.py.
     """
 
     def __init__(self, world, model: WholeModel, every: int, holds: bool, mesh=None):
-        self.world, self.model, self.every, self.holds = world, model, every, holds
+        self.world = world
+        self.model = model
+        self.every = every
+        self.holds = holds
         self._piece = (mesh.stage, mesh.part) if shares_model(mesh) else None
 
     def after(self, step: MadeStep) -> None:
@@ -190,18 +204,18 @@ class ReplicaCheck:
             checksum = zlib.crc32(self.model.held.flat[start:stop], checksum)
         told = self.world.comm.allgather((self._piece, checksum if self.holds else None))
         found = []
-        for piece in dict.fromkeys(piece for piece, _ in told):
-            alike = [rank for rank, (theirs, _) in enumerate(told) if theirs == piece]
+        for shard in dict.fromkeys(shard for shard, _ in told):
+            alike = [rank for rank, (theirs, _) in enumerate(told) if theirs == shard]
             found.append(who_differs([told[rank][1] for rank in alike], [self.world.places[rank] for rank in alike]))
         if words := "; ".join(filter(None, found)):
             end_with_one_line(self.world.comm, f"after step {step.number} {words}: go on with --resume, elsewhere")
 
 
 def who_differs(checksums: list[int | None], places: list[dict]) -> str | None:
-    """Says which ranks hold other parameters, from each rank's checksum; None if all hold the same.
+    """Return which ranks hold other parameters than the rest; None if all are the same.
 
-    A rank whose checksum is None looks at another's copy and does not count. Without a majority, as of two ranks,
-    nobody can tell which are wrong: then all are named.
+    checksums: of each rank's parameters, None if it shares those of another rank. Without a majority, as with two
+    ranks, it is unknown which are wrong, so all are named.
     """
     holders = {}
     for place, checksum in zip(places, checksums, strict=True):

@@ -1,7 +1,8 @@
-"""Settings that have changed when a run goes on: what would bend its curve unasked is refused, the rest is said.
+"""Settings that changed on resume. Changes that would alter the loss curve are refused unless their flag was given;
+others are reported.
 
-Whether a change was asked for is seen from the command line: a flag that stands there was meant. What stands in no
-command, or follows from another flag, as the length of the learning-rate schedule from --steps, changes unseen.
+A flag on the command line means that the user wants the change. A setting may also follow from another flag, as the
+length of the learning-rate schedule follows from --steps.
 """
 
 from math import isclose
@@ -11,13 +12,13 @@ from gpt2.formats.checkpoints import Checkpoint
 from gpt2.optimizer import LearningRateSchedule
 from scripts.settings.derived import OPTIMIZER, SCHEDULE
 
-COMPARED_STEPS = 100  # of the steps to be made, for whether two schedules are the same in all of them
+COMPARED_STEPS = 100  # two schedules are compared at so many of the steps to be made
 
 
 def changed_settings(checkpoint: Checkpoint, own: dict, typed: frozenset[str], last_step: int) -> str:
-    """A line about what has changed, "" if nothing has. UserError: the curve would bend, and nobody asked for it.
+    """Return a line about what has changed, "" if nothing has. UserError: a change would alter the loss curve unasked.
 
-    own: the run's derived.lasting, typed: the names of the flags in its command, last_step: the one it ends with.
+    own: the run's derived.lasting. typed: the names of the flags on its command line. last_step: the run's last one.
     """
     steps = range(checkpoint.step + 1, last_step + 1)
     before = checkpoint.facts["settings"]
@@ -39,10 +40,10 @@ def changed_settings(checkpoint: Checkpoint, own: dict, typed: frozenset[str], l
 
 
 def matters(name: str, before: dict, own: dict, steps: range) -> bool:
-    """Whether a setting that has changed decides anything in these steps, and is not the consequence of another.
+    """Return whether a changed setting has an effect in these steps, and does not just follow from another one.
 
-    The end of a schedule decides nothing in its warm-up, or where the rate is constant. With --eval-every 0 there are
-    no validations, and their windows are None.
+    The end of a schedule has no effect during warm-up, nor on a constant rate. With --eval-every 0 there are no
+    validations, and their windows are None.
     """
     if name not in SCHEDULE:
         return None not in (before[name], own[name])
@@ -54,7 +55,7 @@ def matters(name: str, before: dict, own: dict, steps: range) -> bool:
 
 
 def rates(settings: dict, steps: range) -> list[float]:
-    """The learning rates of some of the steps, the first and the last among them; none of no steps."""
+    """Return the learning rates of some of the steps, including the first and the last."""
     schedule = LearningRateSchedule(*(settings[name] for name in SCHEDULE))
     return [schedule.at(step) for step in (*steps[:: len(steps) // COMPARED_STEPS + 1], *steps[-1:])]
 

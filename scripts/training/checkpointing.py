@@ -1,8 +1,7 @@
-"""Checkpoints of a run that goes on meanwhile: each rank copies its part of the state, and a thread writes the copy.
+"""Checkpoints that are written while the run goes on: each rank copies its part of the state, a thread writes the copy.
 
-All ranks settle at the start who writes what: if several hold the same state, each of them writes a share of it. Where
-the ranks meet at the end of a step they tell whether their parts are on disk. When all are, rank 0 completes the
-checkpoint.
+At the start the ranks agree who writes what: if several hold the same state, each of them writes a share of it. At the
+end of each step all ranks report whether their parts are on disk. When all are, rank 0 completes the checkpoint.
 """
 
 import shutil
@@ -24,67 +23,77 @@ from scripts.training.signals import CHECKPOINT
 from scripts.training.state import errors_name, on_host, prefix_of, shares_model, state_arrays
 from scripts.training.whole_model import WholeModel
 
-FAILED, NOT_FINITE = -1, -2
+FAILED = -1
+NOT_FINITE = -2
 ADVICE = "free some space, or see to the disk"
 GO_BACK = "lower --lr, or check this node's memory, and go on from the last checkpoint (--resume)"
 
 
 class NotFiniteError(Exception):
-    """The state holds what is no number. No run can go on from that, so it must not become a checkpoint."""
+    """The state has numbers that are not finite. It must not become a checkpoint, as no run can go on from it."""
 
 
 class Checkpointing:
-    """Every rank makes one; `begin`, `settle` and `leave_last` are collective.
+    """Writes checkpoints. Every rank has one; `begin`, `settle` and `leave_last` are collective.
 
-    folder: RUN/checkpoints. layout: of what this rank holds; run_facts: what every checkpoint of this run says of it
-    (Plan.checkpoint_facts). steps: those that this run makes. every: in steps, 0 for the last step alone, None for no
-    checkpoint at all. keep: how many complete ones stay, and of which number all multiples do, 0 for none. check_lock:
-    ends the job if another start has taken the run folder (RunLock.check). mesh: as state.py's; ranks that hold the
-    same piece share out what they write of it, and all ranks of the job settle together.
+    folder: RUN/checkpoints. layout: of what this rank holds. run_facts: what each checkpoint says of the run
+    (Plan.checkpoint_facts). steps: those that this start makes. every: in steps, 0 for the last step alone, None for no
+    checkpoint at all. keep: how many complete checkpoints stay, and a number whose multiples all stay, 0 for none.
+    check_lock: ends the job if another start has taken the run folder (RunLock.check). mesh: see state.py. Ranks that
+    hold the same model shard divide the writing of it.
 
-    `costs` has an entry for each part that this rank wrote: its step, its bytes, the seconds that training stood still
-    for it, and the seconds that the thread wrote.
+    costs: for each part that this rank wrote, its step, its bytes, the seconds for which training stood still, and the
+    seconds of writing.
     """
 
     def __init__(
         self, world, folder: Path, strategy, layout: Layout, run_facts: dict, steps: range, every: int | None,
         keep: tuple[int, int], check_lock: Callable[[], None], mesh=None,
     ):  # fmt: skip
-        self.world, self.folder, self.keep, self._strategy, self._run_facts = world, folder, keep, strategy, run_facts
-        self.steps, self.every, self._layout, self._check_lock = steps, every, layout, check_lock
+        self.world = world
+        self.folder = folder
+        self.keep = keep
+        self._strategy = strategy
+        self._run_facts = run_facts
+        self.steps = steps
+        self.every = every
+        self._layout = layout
+        self._check_lock = check_lock
         holders = mesh.data_world if shares_model(mesh) else world
         held = [(one.start, one.start + len(one.parameters)) for one in strategy.state()]
         self._parts = divide_among_holders(holders.comm.allgather(held), layout.count)[holders.rank]
-        self._prefix, self._errors_name = prefix_of(mesh), errors_name(world.rank, mesh)
+        self._prefix = prefix_of(mesh)
+        self._errors_name = errors_name(world.rank, mesh)
         self._room = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future | None = None  # this rank's part
         self._completing: Future | None = None  # rank 0's last word
-        self._facts, self.costs = None, []
+        self._facts = None
+        self.costs = []
 
     def __enter__(self):
         return self
 
     def __exit__(self, kind, *error) -> None:
-        """Where all ranks end with one line: the checkpoint that was begun before that is good, and is completed."""
+        """If all ranks end with one line, complete the checkpoint that was begun before, as it is good."""
         if kind is SystemExit and self._facts is not None:
             self._settle_begun()
         if kind is SystemExit and self._completing is not None:
-            self._completing.exception()  # returns when it is over
+            self._completing.exception()  # waits until it is done
 
     def add_facts(self, facts: dict) -> None:
-        """What every checkpoint from now on says of the run, too; the same on all ranks."""
+        """Add facts to all further checkpoints; the same on all ranks."""
         self._run_facts = self._run_facts | facts
 
     def is_due(self, step: int, request: int) -> bool:
-        """Whether a checkpoint is to begin after this step: it is time for one, or one was requested.
+        """Return whether a checkpoint is to begin after this step: it is time for one, or one was requested.
 
         At the end of the run `leave_last` writes it.
         """
         return self.has(step, request) and not self._ends(step, request)
 
     def has(self, step: int, request: int) -> bool:
-        """Whether there will be a checkpoint of this step, the run's last one included."""
+        """Return whether there will be a checkpoint of this step, including the run's last one."""
         wanted = request == CHECKPOINT or self._ends(step, request)
         return self.every is not None and (wanted or is_time(step, self.every))
 
@@ -94,13 +103,13 @@ class Checkpointing:
     def begin(self, step: int, goes_on: bool = True) -> None:
         """Copy this rank's part of the state after that step, and begin to write the copy.
 
-        If the checkpoint before is not on disk yet, wait for that first. Without goes_on nothing changes the state any
-        more, and what is in host memory needs no copy.
+        If the last checkpoint is not on disk yet, wait for it first. Without goes_on nothing changes the state any
+        more, so what is in host memory needs no copy.
         """
         begun = time.perf_counter()
         if self._facts is not None:
             self.end_if_not_finite(self._settle_begun())
-        # checkpoint.json takes rank 0's number of updates: under every strategy rank 0 updates something in each step.
+        # checkpoint.json holds rank 0's number of updates, as rank 0 updates something in each step of every strategy.
         updates = next((one.optimizer.step for one in self._strategy.state()), 0)
         norms = list(self._strategy.clipping.norms)
         position = {"step": step, "next_window": step * self._run_facts["global_batch"]}
@@ -125,19 +134,19 @@ class Checkpointing:
         return size
 
     def _make_folder(self) -> None:
-        """Make checkpoints/ again if somebody has removed it: what is written from now on can still be kept."""
+        """Make checkpoints/ again if somebody has removed it, so that further checkpoints are kept."""
         try:
             self.folder.mkdir()
         except OSError:
-            return  # it is there; or the run folder is gone, too, and writing says so
+            return  # it exists; or the run folder is gone too, and writing will report that
         self._complain(f"{self.folder} was gone, with its checkpoints: made again, for those from now on")
 
     def _part_folder(self, step: int) -> Path:
-        """Where the checkpoint of that step is being written."""
+        """Return the folder in which the checkpoint of that step is written."""
         return self.folder / f"{checkpoints.folder_name(step)}.part"
 
     def written(self) -> int:
-        """Bytes of this rank's part that are on disk, 0 while it is being written, or FAILED, or NOT_FINITE."""
+        """Return the bytes of this rank's part on disk, 0 while it is being written, FAILED or NOT_FINITE."""
         if self._writing is None or not self._writing.done():
             return 0
         if error := self._writing.exception():
@@ -145,13 +154,14 @@ class Checkpointing:
         return self._writing.result()
 
     def settle(self, written, model: tuple[int, int] | None = None) -> None:
-        """Complete the checkpoint if all ranks have written their parts, or remove it if one of them could not.
+        """Complete the checkpoint if all ranks have written their parts, or remove it if one of them failed.
 
-        written: what `written()` said on each rank. model: (bytes, checksum) of its model.bin, if it has one.
+        written: `written()` of each rank. model: (bytes, checksum) of its model.bin, if it has one.
         """
         if self._facts is None or not all(written):
             return
-        facts, self._facts = self._facts, None
+        facts = self._facts
+        self._facts = None
         part = self._part_folder(facts["step"])
         if min(written) < 0:
             if self.written() == FAILED:
@@ -166,8 +176,10 @@ class Checkpointing:
             self._completing = self._thread.submit(self._complete, part, facts, files)
 
     def end_if_not_finite(self, written) -> None:
-        """End the job if a rank has found in its part what is no number: `settle` has removed that checkpoint, and the
-        one before stays. Collective; written: as settle's."""
+        """End the job if a rank's part is not finite. Collective. written: see settle.
+
+        `settle` has removed that checkpoint, and the one before stays.
+        """
         if NOT_FINITE in written:
             self._end_together(self._writing.exception())
 
@@ -177,10 +189,10 @@ class Checkpointing:
                 raise UserError(f"{error}, expected finite numbers: {GO_BACK}")
 
     def leave_last(self, step: int, model: WholeModel | None) -> None:
-        """Write the checkpoint of the run's last step, and return when it is complete. UserError: it cannot be.
+        """Write the checkpoint of the run's last step, and wait until it is complete. UserError: it cannot be written.
 
-        If this run made no step, the checkpoint that it went on from is the last one. model: of a run that has made all
-        its steps, to be left as model.bin in llm.c's format.
+        If this start made no step, the checkpoint that it went on from is the last one. model: to be written as
+        model.bin in llm.c's format, None if the run has not made all its steps.
         """
         written_model = problem = None
         if self.every is None:
@@ -200,8 +212,9 @@ class Checkpointing:
                 raise problems[0]
 
     def _write_model(self, folder: Path, model: WholeModel) -> tuple[tuple[int, int] | None, UserError | None]:
-        """Rank 0 writes model.bin: ((its bytes, its checksum), what was wrong), either or both None."""
-        ranges, path = model.ranges(), folder / checkpoints.MODEL
+        """Write model.bin on rank 0. Return (its bytes, its checksum), and what went wrong; each may be None."""
+        ranges = model.ranges()
+        path = folder / checkpoints.MODEL
         try:
             if self.world.rank == 0:
                 self._make_folder()
@@ -214,13 +227,13 @@ class Checkpointing:
         except MemoryError as error:
             return None, UserError(f"{path}: {self._words(error)}")
         finally:
-            # The other ranks, and rank 0 when its writing has failed, take part in what brings the ranges there.
+            # Bringing the ranges is collective: other ranks take part, and so does rank 0 after a failure.
             for _ in ranges:
                 pass
         return None, None
 
     def _settle_begun(self, model: tuple[int, int] | None = None) -> list[int]:
-        """Settle the checkpoint that was begun, when all parts are written; what `written` says on each rank."""
+        """Wait until all parts are written, settle the checkpoint, and return `written()` of each rank."""
         wait(Condition(self._writing.done))
         written = gather_everywhere(self.world.comm, self.written())[:, 0].astype(int).tolist()
         self.settle(written, model)
@@ -230,17 +243,17 @@ class Checkpointing:
         try:
             checkpoint_files.check_parts(part, facts, files)
             self._check_lock()
-            # Again when the disk has it, which takes long: another job may have taken over meanwhile, and may have a
-            # checkpoint of that name.
+            # complete() checks again when the disk has everything. That takes long, and another job may have taken over
+            # and have a checkpoint of that name.
             checkpoints.complete(part, facts, files, self._check_lock)
-        except Exception as error:  # of whatever kind: nobody else looks at it before the end of the run
+        except Exception as error:  # any kind: nothing else looks at it before the end of the run
             self._complain(f"the checkpoint of step {facts['step']} was not written: {self._words(error)}")
             shutil.rmtree(part, ignore_errors=True)
             raise
         self._check_lock()
         try:
             checkpoints.remove_old(self.folder, *self.keep)
-        except OSError as error:  # too many checkpoints are no failure; the next one tries again
+        except OSError as error:  # too many checkpoints do no harm; the next one tries again
             self._complain(f"an old checkpoint was not removed: {self._words(error)}")
 
     def _complain(self, text: str) -> None:
@@ -258,10 +271,11 @@ class Checkpointing:
         return f"{error.filename or self.folder}: {error.strerror or error}: {ADVICE}"
 
     def _copied(self) -> list:
-        """What `_pieces` gives, as it is now, copied into memory that is kept for the next checkpoint."""
+        """Return a copy of `_pieces`, in memory that is kept for the next checkpoint."""
         if self._room is None:
             self._room = np.empty(sum(len(values) for _, _, values in self._pieces()), np.float32)
-        copied, used = [], 0
+        copied = []
+        used = 0
         for array, start, values in self._pieces():
             room = self._room[used : used + len(values)]
             room[:] = values
@@ -270,15 +284,16 @@ class Checkpointing:
         return copied
 
     def _own_arrays(self):
-        """(array, start, values in host memory) of all that this rank updates, without the pad."""
+        """Yield (array, start, values in host memory) of all that this rank updates, without the pad."""
         for array, first, values in state_arrays(self._strategy):
             yield self._prefix + array, first, on_host(values[: max(0, self._layout.count - first)])
 
     def _pieces(self):
-        """(array, start, values in host memory) of everything in this rank's part."""
+        """Yield (array, start, values in host memory) of everything in this rank's part."""
         for array, first, values in state_arrays(self._strategy):
             for start, stop in self._parts:
-                low, high = max(start, first), min(stop, first + len(values))
+                low = max(start, first)
+                high = min(stop, first + len(values))
                 if low < high:
                     yield self._prefix + array, low, on_host(values[low - first : high - first])
         if (errors := self._strategy.errors()) is not None:
@@ -286,7 +301,7 @@ class Checkpointing:
 
 
 def _finite(path: Path, parameters, ranges):
-    """Yield ranges of the parameters, each checked first; UserError where one holds what is no number."""
+    """Yield ranges of the parameters, each checked first. UserError: a number is not finite."""
     for start, stop in ranges:
         weights.check_finite(path, parameters, start, stop)
         yield start, stop

@@ -13,7 +13,7 @@ from scripts.training.same_files import check_same_files, in_both
 def open_data(
     world, patterns: tuple[str, str | None], length: int, shuffle: bool, seed: int, batch: int, vocab_size: int
 ) -> tuple[Windows, Windows | None, dict]:
-    """Training and validation windows, and the facts of the former. Collective. Ends the job if they cannot be used.
+    """Return training and validation windows, and facts about the former. Collective. Ends the job if they are bad.
 
     patterns: of the shards of both; None: no validation. length: tokens of a sequence. batch: sequences of a step, on
     all ranks together.
@@ -32,8 +32,8 @@ def open_data(
 
 
 def warn_of_same_files(train: Windows, val: Windows) -> None:
-    """Print a line if files of the validation data are training data, too."""
-    with suppress(OSError):  # whoever reads the file says what is wrong with it
+    """Warn if files of the validation data are also training data."""
+    with suppress(OSError):  # reading the file fails with the reason
         if same := in_both([shard.path for shard in val.shards], [shard.path for shard in train.shards]):
             more = f" and {len(same) - 1} more" if same[1:] else ""
             warn(f"{same[0]}{more}: both training and validation data, so val loss does not show overfitting")

@@ -1,7 +1,7 @@
-"""What evaluate.py measures of a model, over all ranks: each evaluates its part, then the sums are added up.
+"""The measurements of evaluate.py. Each rank evaluates its share, then the sums are added up.
 
-All of it is collective. of_validation, of_text and of_choices read and check their input, and return a function that
-measures: so a mistake in any input ends the job before the first measurement.
+All of it is collective. prepare_validation, prepare_text and prepare_choices read and check their input and return a
+function that measures. So a mistake in any input ends the job before the first measurement.
 """
 
 import math
@@ -34,16 +34,16 @@ from scripts.training.same_files import check_same_files, found_for_all
 from scripts.training.worker import Worker
 
 SECONDS_BETWEEN_LINES = 10.0
-PLAIN = SCHEDULES["1f1b"](0, 1, 1)  # of a model that has one stage, and one micro-step
+PLAIN = SCHEDULES["1f1b"](0, 1, 1)  # the actions of a model with one stage and one microbatch
 
 
 @dataclass(frozen=True)
-class Model:
+class EvaluatedModel:
     """A model to evaluate.
 
     path: where it came from. kernels, parameters: in the same memory, on cores or on a GPU. sequence_length: at most
     the model's context. stride: tokens from one window of a text to the next, at most sequence_length. batch_size:
-    sequences that a rank computes at once. longest: tokens that a row of --hellaswag may have.
+    sequences that a rank computes at once. longest: the most tokens of a row of --hellaswag.
     """
 
     path: Path
@@ -62,11 +62,11 @@ class Model:
 def load_model(
     path: Path, sequence_length: int | None, stride: int | None, batch_size: int, backend: str, dtype: str,
     threads: int, world,
-) -> Model:  # fmt: skip
-    """All parameters on each rank, on its GPU if it computes on one.
+) -> EvaluatedModel:  # fmt: skip
+    """Load all parameters on each rank, on its GPU if it computes on one.
 
-    sequence_length: None for that of the run which trained the model, else its context; rank 0 says which. stride: None
-    for half of it. dtype: of the products' operands, on cores. threads: 0 for the rank's share of its node's cores.
+    sequence_length: None for the length that the model was trained on, else its context; rank 0 prints which. stride:
+    None for half of it. dtype: of products' operands, on cores. threads: 0 for the rank's share of its node's cores.
     """
     threads = threads or threads_per_rank(world)
     path = found_for_all(world, path)
@@ -92,11 +92,11 @@ def load_model(
             kernels = load_kernels("numpy", threads, dtype=dtype)
         else:
             parameters = on_own_gpu(kernels, parameters)
-        return Model(path, kernels, parameters, length, stride, batch_size, longest)
+        return EvaluatedModel(path, kernels, parameters, length, stride, batch_size, longest)
 
 
-def of_validation(model: Model, shards: str, tokenizer: str | None, world) -> Callable[[], dict]:
-    """--val-data: the loss that training would validate with, by the same code. shards: their pattern."""
+def prepare_validation(model: EvaluatedModel, shards: str, tokenizer: str | None, world) -> Callable[[], dict]:
+    """--val-data: the validation loss, computed as in training. shards: their pattern."""
     with world.together(UserError):
         check_tokens(shards, tokenizer_of_shards(shards), tokenizer or tokenizer_of(model.path))
         val = Windows(open_shards(shards), model.sequence_length)
@@ -114,8 +114,8 @@ def of_validation(model: Model, shards: str, tokenizer: str | None, world) -> Ca
     return measure
 
 
-def of_text(model: Model, path: Path, tokenizer: str | None, splits: bool, world) -> Callable[[], dict]:
-    """--text: the loss of a token, and bits for each byte of the text, which do not depend on the tokenizer."""
+def prepare_text(model: EvaluatedModel, path: Path, tokenizer: str | None, splits: bool, world) -> Callable[[], dict]:
+    """--text: the loss per token, and bits per byte of the text, which do not depend on the tokenizer."""
     with world.together(UserError):
         encoding = choose_tokenizer(tokenizer, model.path, model.config.vocab_size)
         documents, files, remarks = read_documents(path, splits)
@@ -139,7 +139,7 @@ def of_text(model: Model, path: Path, tokenizer: str | None, splits: bool, world
     return measure
 
 
-def of_choices(model: Model, path: Path, tokenizer: str | None, world) -> Callable[[], dict]:
+def prepare_choices(model: EvaluatedModel, path: Path, tokenizer: str | None, world) -> Callable[[], dict]:
     """--hellaswag: both accuracies, each with its standard error."""
     with world.together(UserError):
         check_tokens(path, "gpt2", tokenizer or tokenizer_of(model.path))
@@ -151,7 +151,7 @@ def of_choices(model: Model, path: Path, tokenizer: str | None, world) -> Callab
     def measure() -> dict:
         with world.together(UserError):
             scorer = new_scorer(model, world, "hellaswag")
-            # Dealt one by one to the ranks, and not in blocks: in HellaSwag the long examples come last.
+            # Ranks take turns, as in HellaSwag the long examples come last.
             part = count_correct(scorer, examples[world.rank :: world.size])
         count = len(examples)
         acc, acc_norm = (correct / count for correct in sum_everywhere(world.comm, *part))
@@ -167,8 +167,8 @@ def standard_error(share: float, count: int) -> float:
     return math.sqrt(share * (1 - share) / count)
 
 
-def new_scorer(model: Model, world, name: str) -> Scorer:
-    """Scores a rank's rows; on rank 0 it says from time to time how far it is."""
+def new_scorer(model: EvaluatedModel, world, name: str) -> Scorer:
+    """Return what scores a rank's rows. On rank 0 it prints its progress from time to time."""
     said = time.monotonic()
 
     def report(done, total):

@@ -1,9 +1,9 @@
-"""Which algorithms and kernels GPUs compute with: chosen by timing, so kept, for a run that is to go on bit for bit.
+"""The algorithms and kernels that GPUs compute with. Checkpoints hold them, so that a run can go on bit for bit.
 
-Of several that are as right, the first step times which is fastest, and another start may find another one. Each rounds
-in its own way. So ranks whose GPUs and libraries are the same agree on one choice, checkpoints hold it, and a run that
-goes on takes it. A choice is what gpt2.kernels.cupy's Device.choices gives: "device", "cublaslt" and "cudnn" say whose
-it is, "products" the algorithm of each product, "ways" which work is a library's.
+The first step times several algorithms and takes the fastest. Each rounds in its own way, and another start may find
+another one the fastest. So ranks with the same GPU and libraries agree on one choice, checkpoints hold it, and a
+resumed run uses it. A choice is what gpt2.kernels.cupy's Device.choices returns: "device", "cublaslt" and "cudnn" say
+what it was made on, "products" is the algorithm of each product, "ways" says which work a library does.
 """
 
 from gpt2.formats.checkpoints import Checkpoint
@@ -17,10 +17,10 @@ ANEW = "they are timed anew, so bits may differ from the run so far"
 
 
 class GpuChoices:
-    """The choices of all ranks. Making one gives this rank's GPU what a checkpoint holds for it. Collective.
+    """The choices of all ranks. The constructor gives this rank's GPU the choice of the checkpoint. Collective.
 
-    device: what this rank computes on; on cores nothing is chosen. checkpoint: that the run goes on from. first_step:
-    of this start. checkpoints: a Checkpointing. folder: rank 0's RunFolder.
+    device: what this rank computes on; on cores there is nothing to choose. checkpoint: the one to go on from.
+    first_step: of this start. checkpoints: a Checkpointing. folder: rank 0's RunFolder.
     """
 
     def __init__(self, world, device, checkpoint: Checkpoint | None, first_step: int, checkpoints, folder):
@@ -63,12 +63,12 @@ class GpuChoices:
 
 
 def of_maker(choices: list[dict], maker: dict) -> dict | None:
-    """That of the choices which was made by the same GPU and libraries; None if there is none."""
+    """Return the choice that was made with this GPU and these libraries; None if there is none."""
     return next((one for one in choices if all(one[name] == maker[name] for name in MAKER)), None)
 
 
 def merged(choices: list[dict]) -> list[dict]:
-    """One choice for each maker: of what several have chosen the first one's."""
+    """Merge choices to one for each maker. If several differ, the first one counts."""
     found = {}
     for one in choices:
         maker = {name: one[name] for name in MAKER}

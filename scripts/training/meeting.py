@@ -8,7 +8,7 @@ from dist.waiting import gather_everywhere
 from scripts.training.signals import Clock, Signals
 from traces.record.steps import SlowSteps
 
-# In meetings: a question to CUDA's driver takes up to a millisecond, and what is in use changes slowly.
+# In meetings. A call of CUDA's driver takes up to a millisecond, and memory in use changes slowly.
 GPU_ASKED_EACH = 16
 
 
@@ -37,7 +37,7 @@ class RankReports(NamedTuple):
 
 
 class MeetingPoint:
-    """Where all ranks meet once a step, with one small all-gather.
+    """All ranks meet here once a step, with one small all-gather.
 
     worker: this rank's Worker or Server. requesters: what may ask for a checkpoint or the end. checkpoints: a
     Checkpointing, which completes a checkpoint once all ranks know that all of them have written their parts. failures:
@@ -46,14 +46,23 @@ class MeetingPoint:
     """
 
     def __init__(self, comm, worker, requesters: list[Signals | Clock], checkpoints, failures, tracer, device=None):
-        self.comm, self.worker, self.requesters = comm, worker, requesters
-        self.checkpoints, self.failures = checkpoints, failures
-        self.tracer, self.slow_steps, self.device = tracer, SlowSteps(), device
-        self._met, self._gpu_bytes = 0, 0
+        self.comm = comm
+        self.worker = worker
+        self.requesters = requesters
+        self.checkpoints = checkpoints
+        self.failures = failures
+        self.tracer = tracer
+        self.slow_steps = SlowSteps()
+        self.device = device
+        self._met = 0
+        self._gpu_bytes = 0
 
     def meet(self, loss_part: float, norm: float | None) -> RankReports:
-        """Collective. loss_part: of the mean loss, what this rank's windows add. norm: of the gradients, None if it is
-        not known here, or the step was skipped."""
+        """Exchange reports. Collective.
+
+        loss_part: what this rank's windows add to the mean loss. norm: of the gradients, None if this rank does not
+        know it, or if the step was skipped.
+        """
         request = max(one.requested() for one in self.requesters)
         own = (loss_part, norm or 0.0, *self.worker.seconds(), request, self.checkpoints.written())
         *told, memory, gpu, untraced = gather_everywhere(self.comm, *own, *self.memory(), self.failures.own()).T
@@ -78,10 +87,10 @@ class MeetingPoint:
         return reports
 
     def memory(self) -> tuple[int, int]:
-        """(most bytes that this process has held in host memory, bytes of its GPU that are in use).
+        """Return this process's peak host memory, and the bytes in use of its GPU.
 
-        The GPU is asked at the first meeting, and then at each GPU_ASKED_EACH-th. Memory that CuPy has taken it keeps,
-        so what the steps between have needed is in the next answer.
+        CUDA is asked at every GPU_ASKED_EACH-th meeting only. CuPy keeps memory that it has taken, so the next answer
+        includes what the steps in between needed.
         """
         if self.device and self._met % GPU_ASKED_EACH == 0:
             self._gpu_bytes = self.device.used_bytes()

@@ -1,5 +1,6 @@
 """The plan of a run: everything that is decided before its parts are made. config.json and the checkpoints hold it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,20 +33,26 @@ from strategies import find
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does, and with what. It is the same on all ranks, except for `threads`.
+    """What a run does, the same on all ranks except for `threads`.
 
     settings            all flags; backend, transport, strategy, overlap and op are decided, nothing is "auto"
     folder              RUN
     run                 the number of this start of the run
     threads             of this rank
     links               between the nodes, as they were measured
-    backend             why this backend, this transport and this strategy, and what they run on, as config.json says it
+    backend             why this backend, this transport and this strategy, and what they run on, for config.json
     identity            what a checkpoint must share with a run that goes on from it (see start.py)
     checkpoint          the one to go on from; None for a run that begins
     steps               those left to make, counted from 1
     trained_positions   how many positions of the model are trained at the end
     bucket_bytes        how many bytes --overlap exchanges at once; None without --overlap
     embedding           how the token embedding is exchanged
+
+    And what was opened to decide all this:
+
+    shared              this rank's place among the ranks that share a model
+    make_backend        makes the backend; collective
+    train, val          windows of the data; val is None without validation data
     """
 
     settings: Settings
@@ -60,6 +67,10 @@ class Plan:
     trained_positions: int
     bucket_bytes: int | None
     embedding: EmbeddingExchange
+    shared: SharedModel
+    make_backend: Callable[[], object]
+    train: Windows
+    val: Windows | None
 
     @property
     def global_batch(self) -> int:
@@ -90,17 +101,7 @@ class Plan:
         return facts | self.backend | self.embedding.config_facts()
 
 
-@dataclass(frozen=True)
-class Opened:
-    """What had to be opened for deciding. The run goes on using it."""
-
-    shared: SharedModel
-    chosen: ChosenBackend
-    train: Windows
-    val: Windows | None
-
-
-def plan_run(settings, world, lock, resources: ClosedTogether) -> tuple[Plan, Opened] | None:
+def plan_run(settings, world, lock, resources: ClosedTogether) -> Plan | None:
     """Decide everything; None if no step is left to make. Collective. Nothing in the run folder changes here.
 
     lock: a RunLock, behind which the run folder is read. resources: closes what the run holds.
@@ -130,7 +131,7 @@ def plan_run(settings, world, lock, resources: ClosedTogether) -> tuple[Plan, Op
     embedding = plan_embedding(
         settings, shared.layout, train, steps.start, identity["global_batch"], kept, chosen.timed, world
     )
-    plan = Plan(
+    return Plan(
         settings=settings,
         folder=folder,
         run=lock.run,
@@ -143,8 +144,11 @@ def plan_run(settings, world, lock, resources: ClosedTogether) -> tuple[Plan, Op
         trained_positions=positions,
         bucket_bytes=bucket_bytes,
         embedding=embedding,
+        shared=shared,
+        make_backend=chosen.make,
+        train=train,
+        val=val,
     )
-    return plan, Opened(shared, chosen, train, val)
 
 
 def completed(settings, world) -> tuple[Settings, GPT2Config]:

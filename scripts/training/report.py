@@ -1,4 +1,4 @@
-"""What a run says of itself: a table at its start, a summary at its end, and a word on traces that are lost."""
+"""What a run prints about itself: a table at its start, a summary at its end, and warnings about lost traces."""
 
 import errno
 import os
@@ -22,9 +22,11 @@ from traces.record.own_cost import tracing_share
 from traces.units import count_text
 
 
-def run_table(used: dict, plan, shared, world, peak, train: Windows, val: Windows | None) -> str:
-    """Return what rank 0 prints before the first step: what --strategy auto chose, what the settings come to here, and
-    all settings. used: the settings as they are used."""
+def run_table(used: dict, plan, world, peak) -> str:
+    """Return what rank 0 prints before the first step: the choice of --strategy auto, what the settings mean here, and
+    all settings. used: the settings as they are used.
+    """
+    shared = plan.shared
     config = shared.whole.config
     workers = worker_count(used["server"], world.size)
     cut = shared.cut.text(shared.mesh.data)
@@ -41,7 +43,7 @@ def run_table(used: dict, plan, shared, world, peak, train: Windows, val: Window
         "peak": str(peak),
         **({"embedding": plan.embedding.text} if plan.embedding.text else {}),
         "step": f"{plan.global_batch} sequences of {used['seq_len']}: {tokens:,} tokens",
-        "data": data_text(train, val, used["steps"] * plan.global_batch),
+        "data": data_text(plan.train, plan.val, used["steps"] * plan.global_batch),
         "MPI": library_name(),
         "run folder": str(plan.folder),
     }
@@ -50,7 +52,7 @@ def run_table(used: dict, plan, shared, world, peak, train: Windows, val: Window
 
 
 def auto_lines(auto: dict | None) -> list[str]:
-    """Return the line about what --strategy auto chose, none without auto."""
+    """Return a line about the choice of --strategy auto; no line without auto."""
     if auto is None:
         return []
     overlap = " with overlap" if auto["overlap"] else ""
@@ -58,10 +60,7 @@ def auto_lines(auto: dict | None) -> list[str]:
 
 
 def data_text(train: Windows, val: Windows | None, windows_read: int) -> str:
-    """Say how many tokens there are, and how often a run goes through those for training.
-
-    windows_read: by all its steps.
-    """
+    """Return how many tokens there are, and how many epochs the run makes. windows_read: by all its steps."""
     epochs = windows_read / train.count
     times = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.2f}" if epochs >= 0.1 else f"{epochs:.2g}"
     validation = f", {val.token_count:,} for validation" if val else ""
@@ -94,7 +93,7 @@ def unlike_blas(kinds: list[dict], places: list[dict]) -> str:
 
 
 def core_facts(backend: dict) -> dict[str, str]:
-    """Which BLAS there is, and what makes the products where it is not that alone."""
+    """Return the BLAS, and what computes products if it is not BLAS alone."""
     kinds = backend["blas"]
     products = backend["products"]
     line = {"BLAS": blas_text(kinds[0]) + (" on rank 0; others are unlike" if len(kinds) > 1 else "")}
@@ -102,7 +101,7 @@ def core_facts(backend: dict) -> dict[str, str]:
 
 
 def gpu_facts(places: list[dict], backend: dict, transport: str) -> dict[str, str]:
-    """Which GPUs compute and what limits them, what carries the exchange between them, and why."""
+    """Return the GPUs and what limits them; the transport of the exchange between them, and why."""
     gpus = backend["gpus"]
     different = {(place["host"], gpu["id"]) for place, gpu in zip(places, gpus, strict=True)}
     names = "; ".join(sorted({limits_text(gpu) for gpu in gpus}))
@@ -110,30 +109,32 @@ def gpu_facts(places: list[dict], backend: dict, transport: str) -> dict[str, st
 
 
 def two_columns(used: dict) -> list[str]:
-    names, values = (
-        [name.replace("_", "-") for name in used],
-        ["-" if v is None else str(v) for v in used.values()],
-    )
-    half, longest = -(-len(names) // 2), max(map(len, names))
+    names = [name.replace("_", "-") for name in used]
+    values = ["-" if v is None else str(v) for v in used.values()]
+    half = -(-len(names) // 2)
+    longest = max(map(len, names))
     cells = [f"{name:<{longest}} {value:<22}" for name, value in zip(names, values, strict=True)]
     return [f"{left} {right}".rstrip() for left, right in zip_longest(cells[:half], cells[half:], fillvalue="")]
 
 
 class TraceFailures:
-    """Rank 0's word on ranks whose traces cannot be written any more: a line at once, and one at the end for the rest.
+    """Rank 0 warns about ranks that cannot write their traces any more: at once, and at the end about later ones.
 
-    traces: RUN/traces. `own` is this rank's failure as a number, which all ranks tell each other: 0 without one.
+    traces: RUN/traces. own: this rank's failure as an error number for the others, 0 without one.
     """
 
     def __init__(self, world, traces: Path, tracer):
-        self.world, self.traces, self.tracer, self._told = world, traces, tracer, set()
+        self.world = world
+        self.traces = traces
+        self.tracer = tracer
+        self._told = set()
 
     def own(self) -> int:
         failure = self.tracer.failure
         return 0 if failure is None else failure.errno or errno.EIO
 
     def tell(self, failures, at_end: bool = False) -> None:
-        """failures: each rank's `own`; only rank 0 needs them."""
+        """Warn on rank 0. failures: each rank's `own`."""
         if self.world.rank or (self._told and not at_end):
             return
         if new := [rank for rank in np.flatnonzero(failures).tolist() if rank not in self._told]:
@@ -145,20 +146,24 @@ class TraceFailures:
 
 
 def warn(text: str) -> None:
-    """A line on stderr, of what is lost while training goes on."""
+    """Print a line on stderr about what is lost while training goes on."""
     say(f"warning: {text}", on_stderr=True)
 
 
 class Ending:
-    """What a run leaves and says at its end. folder: rank 0's RunFolder. traces: RUN/traces, None if it has none."""
+    """The end of a run. folder: rank 0's RunFolder. traces: RUN/traces, None if the run has no traces."""
 
     def __init__(self, world, folder, traces, tracer, failures: TraceFailures):
-        self.world, self.folder, self.traces, self.tracer, self.failures = world, folder, traces, tracer, failures
+        self.world = world
+        self.folder = folder
+        self.traces = traces
+        self.tracer = tracer
+        self.failures = failures
 
     def tell(self, step: int, ended_by: str | None, checkpoint_costs: list[dict]) -> None:
-        """Write summary.json and each node's clock and link after the last step. Collective.
+        """Write summary.json, and the clocks and links of all nodes, after the last step. Collective.
 
-        ended_by: None where the run has made all its steps; else rank 0 says what ended it, and how to go on.
+        ended_by: None if the run has made all its steps; else rank 0 says what ended it, and how to go on.
         """
         world = self.world
         facts = {
@@ -168,7 +173,7 @@ class Ending:
         }
         are_full = world.comm.gather(self.tracer.is_full)
         at_end = {END_CLOCKS: world.comm.gather({"node": world.node} | clock_offset(world))}
-        if ended_by is None and self.traces:  # else a scheduler may be waiting for the job's end
+        if ended_by is None and self.traces:  # after a signal a scheduler may wait for the end of the job
             at_end[END_LINKS] = probe_links(world)
         self.failures.tell(world.comm.gather(self.failures.own()), at_end=True)
         with world.together(UserError):

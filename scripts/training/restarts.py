@@ -1,19 +1,24 @@
-"""A run that needs no one: with --restarts K, train.py starts the ranks itself, and again when they have failed.
+"""--restarts K: train.py starts the ranks itself, and starts them again when they fail.
 
     python scripts/train.py --restarts 5 --launcher "mpirun -n 4" --out RUN --checkpoint-minutes 10 ...
 
-Each start goes on from the newest checkpoint (--resume), and a hang ends it: by the ranks themselves (--end-on-stall),
-else by this process (launched.py). It ends when all is done, when a signal asked for the end, at a mistake (exit code
-2), after K restarts, or when a start has failed at the same step as the last one that made a step, with no checkpoint
-in between: then it would fail there for ever. So it would where two starts, one after the other, come to no step at
-all, of a run that never made one: of one that did, a host may be away for a while. Pauses between starts double, from
-FIRST_PAUSE_S on, until a start leaves a checkpoint. --minutes are those of all starts together: each gets what is left.
-Each start has a line in RUN/restarts.jsonl (docs/formats.md).
+Each start goes on from the newest checkpoint (--resume). A start that hangs is ended by its own ranks
+(--end-on-stall), else by this process (launched_ranks.py). There is no further start
 
-What a start leaves running where no launcher can reach it, as behind a cut cable, must not write beside the next one.
-That one takes the run's lock from it: all starts have the number of this process (--supervisor), which the lock names.
+- when all steps are done, when a signal asked for the end, after a user's mistake (exit code 2), after K restarts;
+- when a start fails at the same step as the last start that made a step, with no checkpoint in between. It would fail
+  there again;
+- when two starts in a row make no step and the run never made one. If the run has made steps, a host may be away for a
+  while, so the starts go on.
 
-Nothing of MPI runs in this process. Signals to it are handed on in the form that the launcher passes to its ranks.
+Pauses between starts double, from FIRST_PAUSE_S on, until a start leaves a checkpoint. --minutes limits all starts
+together: each start gets the minutes that are left. Each start has a line in RUN/restarts.jsonl (docs/formats.md).
+
+Ranks of an earlier start may still run where no launcher can reach them, as behind a cut cable. They must not write
+beside the next start, so that one takes the run's lock from them: all starts have the number of this process
+(--supervisor), and the lock names it.
+
+This process does not use MPI. It passes signals on in the form that the launcher passes to its ranks.
 """
 
 import json
@@ -30,21 +35,22 @@ from dist.console import BY_CTRL_C, USER_MISTAKE, say
 from dist.probe.programs import RANKS, is_first, tool_output
 from dist.world import end_without_mpi
 from gpt2.formats.checkpoints import newest_first
-from scripts.training.launched import CONFIG, LOG, SUMMARY, Ranks
+from scripts.training.launched_ranks import CONFIG, LOG, SUMMARY, LaunchedRanks
 from scripts.training.signals import INTERRUPTED, Clock
 
 TRAIN = Path(__file__).parents[1] / "train.py"
-OWN_FLAGS = "--restarts", "--launcher"  # which the ranks do not get
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
+OWN_FLAGS = "--restarts", "--launcher"  # the ranks do not get these
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 300.0
 LINE_BYTES = 1 << 16  # a line of log.jsonl is shorter
 ASKED = INTERRUPTED, BY_CTRL_C  # exit codes of a run that a signal has ended
 GOES_ON = "the same command goes on"
-# States of SLURM's nodes. One that drains still takes the steps of its jobs, and without it they might be too few.
+# States of SLURM's nodes. A draining node still runs steps of its jobs, so it is not left out.
 NOT_THERE = "down,no_respond"
 
 
-class Progress(NamedTuple):
-    """The last step that a start has made, 0 if it made none, and the newest complete checkpoint, 0 for none."""
+class StartResult(NamedTuple):
+    """The last step of a start, 0 if it made none, and the newest complete checkpoint, 0 for none."""
 
     step: int
     checkpoint: int
@@ -53,23 +59,29 @@ class Progress(NamedTuple):
 def supervise(
     restarts: int, launcher: str | None, out: str | None, limit_s: float, minutes: float, words: list[str]
 ) -> int:
-    """Start the ranks until the run is over; returns the exit code.
+    """Start the ranks until the run is over. Return the exit code.
 
-    launcher, out: of the flags, None where they are missing. limit_s: --restart-after. minutes: 0 for no limit. words:
-    the command line of this process.
+    launcher, out: the flags, None if missing. limit_s: --restart-after. minutes: 0 for no limit. words: the command
+    line of this process.
     """
     if problem := misused(launcher, out, os.environ):
         end_without_mpi(problem, is_first(RANKS))
-    folder, starts, clock = Path(out), shlex.split(launcher), Clock(0.0, minutes)
+    folder = Path(out)
+    starts = shlex.split(launcher)
+    clock = Clock(0.0, minutes)
     flags = "--resume", "--end-on-stall", f"--supervisor={uuid.uuid4().hex}"
     command = [sys.executable, str(TRAIN), *without_own_flags(words), *flags]
-    ranks, earlier, pause_s = Ranks(starts[0], folder, limit_s), [], FIRST_PAUSE_S
+    ranks = LaunchedRanks(starts[0], folder, limit_s)
+    earlier = []
+    pause_s = FIRST_PAUSE_S
     for left in reversed(range(restarts + 1)):
-        begun, newest = time.time(), newest_step(folder)
-        summary, log = written_at(folder, SUMMARY), written_at(folder, LOG)
+        begun = time.time()
+        newest = newest_step(folder)
+        summary = written_at(folder, SUMMARY)
+        log = written_at(folder, LOG)
         code = ranks.run([starts[0], *without_lost_nodes(starts[0]), *starts[1:], *command, *minutes_left(clock)])
         is_done = code == 0 and written_at(folder, SUMMARY) != summary
-        after = Progress(last_step(folder) if written_at(folder, LOG) != log else 0, newest_step(folder))
+        after = StartResult(last_step(folder) if written_at(folder, LOG) != log else 0, newest_step(folder))
         pause_s = FIRST_PAUSE_S if after.checkpoint > newest else pause_s
         is_late = minutes > 0 and clock.left_s() <= pause_s
         why = why_it_ends(code, is_done, ranks.has_ended, earlier, after, left, is_late)
@@ -89,7 +101,7 @@ def supervise(
 
 
 def misused(launcher: str | None, out: str | None, environment) -> str | None:
-    """What is wrong with the flags, or with where this was started, in one line; None if nothing is."""
+    """Return what is wrong with the flags or the environment, in one line; None if nothing is."""
     if any(name in environment for name in RANKS[:3]) or "SLURM_STEP_ID" in environment:
         return "--restarts under a launcher, expected without: it starts the ranks itself, by --launcher"
     try:
@@ -103,23 +115,22 @@ def misused(launcher: str | None, out: str | None, environment) -> str | None:
 
 
 def why_it_ends(
-    code: int, is_done: bool, was_asked: bool, earlier: list[Progress], after: Progress, left: int, is_late: bool
+    code: int, is_done: bool, was_asked: bool, earlier: list[StartResult], after: StartResult, left: int, is_late: bool
 ) -> str | None:
-    """In words, after a start that ended with this exit code; None if another start follows.
+    """Return why no further start follows one that ended with this exit code; None if one follows.
 
-    is_done: it has written summary.json, or given it a new time. was_asked: a signal came. earlier, after: what the
-    starts before and this one had reached when they ended. left: restarts that are left. is_late: --minutes end before
-    another.
+    is_done: the start has written or touched summary.json. was_asked: a signal requested the end. earlier, after: the
+    results of the starts before, and of this one. left: remaining restarts. is_late: --minutes end before another.
     """
     if is_done:
         return "the run has ended well"
     if was_asked or code in ASKED:
         return f"a signal ended the run {when(after)}: {GOES_ON}"
     if code == USER_MISTAKE:
-        return "no restart, as exit code 2 says that what was given does not do: see the line of the error above"
-    # That a start came to no step says nothing of the step at which others fail: those are compared with each other.
+        return "no restart after exit code 2, which means a mistake in the command: see the error above"
+    # A start without a step says nothing about the step at which others fail, so only the others are compared.
     alike = [each for each in earlier if each.step]
-    if not after.step:  # of a run that has trained before, a host or the network is away, which may come back
+    if not after.step:  # if the run has made steps before, a host or the network is away, and may come back
         alike = earlier if not alike and not after.checkpoint else []
     if alike[-1:] == [after]:
         return f"the run has failed twice {when(after)}, with no checkpoint in between: look there, no restart helps"
@@ -130,13 +141,14 @@ def why_it_ends(
     return None
 
 
-def when(ended: Progress) -> str:
+def when(ended: StartResult) -> str:
     return f"after step {ended.step}" if ended.step else "before its first step"
 
 
 def without_own_flags(words: list[str]) -> list[str]:
-    """The words of a command line without OWN_FLAGS and their values."""
-    kept, skip = [], False
+    """Return the words of a command line without OWN_FLAGS and their values."""
+    kept = []
+    skip = False
     for word in words:
         if skip:
             skip = False
@@ -148,20 +160,20 @@ def without_own_flags(words: list[str]) -> list[str]:
 
 
 def minutes_left(clock: Clock) -> list[str]:
-    """The flag for a start's part of --minutes, behind the one that was typed; none without a limit."""
+    """Return the flag for the remaining --minutes, which overrides the user's; no flag without a limit."""
     left_s = clock.left_s()
     return [] if left_s is None else ["--minutes", f"{max(left_s, 1.0) / 60:.6g}"]  # 0 would be no limit
 
 
 def newest_step(folder: Path) -> int:
-    """Of the newest complete checkpoint; 0 where there is none, or the file system does not say."""
+    """Return the step of the newest complete checkpoint; 0 if there is none, or on an error of the file system."""
     with suppress(OSError):
         return next((int(path.name.removeprefix("step-")) for path in newest_first(folder / "checkpoints")), 0)
     return 0
 
 
 def last_step(folder: Path) -> int:
-    """Of the last whole line of log.jsonl, if it is one of the newest start; 0 where there is none."""
+    """Return the step of the last whole line of log.jsonl, if the newest start wrote it; else 0."""
     with suppress(OSError, ValueError, KeyError, TypeError), open(folder / LOG, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - LINE_BYTES))
         step = json.loads(file.read().rpartition(b"\n")[0].rpartition(b"\n")[2])["step"]
@@ -170,29 +182,29 @@ def last_step(folder: Path) -> int:
 
 
 def resumed_step(folder: Path) -> int:
-    """After which step the newest start that came to write config.json went on; 0 from the beginning."""
+    """Return the step after which the newest start with a config.json went on; 0 from the beginning."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         return json.loads((folder / CONFIG).read_bytes())["resumed_step"] or 0
     return 0
 
 
 def written_at(folder: Path, name: str) -> int | None:
-    """When a file of the run was last written, in nanoseconds; None where there is none."""
+    """Return when a file of the run was last written, in nanoseconds; None if it does not exist."""
     with suppress(OSError):
         return (folder / name).stat().st_mtime_ns
     return None
 
 
 def keep(folder: Path, start: dict) -> None:
-    """Add a line to restarts.jsonl; a disk that is full, or a folder that was never made, ends nothing."""
+    """Add a line to restarts.jsonl. A full disk or a missing folder is ignored."""
     with suppress(OSError), open(folder / "restarts.jsonl", "a") as file:
         file.write(json.dumps(start) + "\n")
 
 
 def without_lost_nodes(launcher: str) -> list[str]:
-    """For srun within an allocation: the flags that leave out nodes that SLURM has lost, if any. Spare ones step in.
+    """Return srun's flags that leave out nodes which SLURM has lost, so that spare nodes of the allocation step in.
 
-    The step before has cores on the other nodes until SLURM has given it up, which takes minutes: hence --overlap.
+    --overlap, as SLURM keeps the cores of the failed step for minutes.
     """
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if Path(launcher).name != "srun" or not nodes:

@@ -1,4 +1,4 @@
-"""Do all nodes read the same files? A copy on a node's own disk may be another, or stale, under the same path."""
+"""Check that all nodes see the same files. A node-local copy under the same path may differ or be stale."""
 
 import functools
 import hashlib
@@ -15,22 +15,22 @@ from gpt2.files import user_cache_folder
 from gpt2.formats import weights
 
 SAMPLE_BYTES = 4096
-SAMPLES = 512  # of all files that are compared together: a millisecond where the system has them in memory
+SAMPLES = 512  # of all files together; takes a millisecond if they are in the page cache
 FEWEST_SAMPLES = 4  # of each of them
 NAMED_AT_MOST = 3
 
 
 def made_for_all(world: World, make: Callable[[Path], tuple], beside: Path) -> list[str]:
-    """Paths of the files that rank 0's make(folder=..., remark=...) leaves where all ranks see them. Collective.
+    """Let rank 0 make files where all ranks see them, and return their paths. Collective.
 
-    remark(line) says a line to the user, once even if the files are made in two places. They are made in the user's
-    cache folder, so that all runs share them; where that has no room, or another node has another one, in `beside`. The
-    job ends with make's UserError there.
+    make(folder=..., remark=...) makes them. remark(line) tells the user something, only once even if the files are made
+    twice. The files go into the user's cache folder, which all runs share. If that has no room, or other nodes do not
+    see it, they go into `beside`. The job ends if make raises UserError there.
     """
     remark = functools.cache(partial(say, on_stderr=True))
     paths = None
     if world.rank == 0 and (cache := user_cache_folder()):
-        with suppress(UserError):  # a mistake comes again below; what was the folder's fault does not
+        with suppress(UserError):  # a user's mistake comes up again below, a problem of the folder does not
             paths = [str(path) for path in make(folder=cache / "tokens", remark=remark)]
     paths = world.comm.bcast(paths)
     if paths and all(world.comm.allgather(all(map(os.path.exists, paths)))):
@@ -42,9 +42,9 @@ def made_for_all(world: World, make: Callable[[Path], tuple], beside: Path) -> l
 
 
 def found_for_all(world: World, path: Path) -> Path:
-    """Find the weights at `path`: of a run, the checkpoint that is the newest for rank 0. Collective.
+    """Find the weights at `path`; in a run folder, the checkpoint that is the newest for rank 0. Collective.
 
-    A run that still trains writes others meanwhile, so ranks that look for themselves may read different ones.
+    A run that still trains writes more checkpoints, so ranks that search on their own might find different ones.
     """
     place = None
     with world.together(UserError):
@@ -54,10 +54,9 @@ def found_for_all(world: World, path: Path) -> Path:
 
 
 def check_same_files(world: World, paths: list[Path]) -> None:
-    """The job ends with one line if these files are others on some node than on rank 0's. Collective.
+    """End the job with one line if these files differ between a node and rank 0's node. Collective.
 
-    paths: those that this rank found. They exist; the first rank of each node looks at them. What is compared is what
-    `fingerprints` reads of them.
+    paths: existing files that this rank found. The first rank of each node compares their `fingerprints`.
     """
     if world.node_count == 1:
         return
@@ -82,16 +81,16 @@ def check_same_files(world: World, paths: list[Path]) -> None:
 
 
 def in_both(paths: list[Path], others: list[Path]) -> list[str]:
-    """Those of `paths` whose file is among `others`, too: by another name, a link, or as a copy. OSError."""
+    """Return those of `paths` whose content is also among `others`, under any name. OSError."""
     found = fingerprints([*paths, *others])
     known = {tuple(content) for _, *content in found[len(paths) :]}
     return [path for path, *content in found[: len(paths)] if tuple(content) in known]
 
 
 def difference(found: list[tuple], expected: list[tuple]) -> str | None:
-    """What is the matter with the first file that differs, None if none does. Both: (path, size, hash) of each file."""
+    """Describe the first file that differs; None if none does. Both lists: (path, size, hash) of each file."""
     paths = {path for path, *_ in found}, {path for path, *_ in expected}
-    for path in sorted(paths[0] ^ paths[1]):  # first: how much is read of each depends on how many there are
+    for path in sorted(paths[0] ^ paths[1]):  # first, as the number of files decides how much of each is read
         return f"{path}: {'one file more' if path in paths[0] else 'not there'}"
     for (path, size, content), (_, expected_size, expected_content) in zip(found, expected, strict=True):
         if size != expected_size:
@@ -102,10 +101,10 @@ def difference(found: list[tuple], expected: list[tuple]) -> str | None:
 
 
 def fingerprints(paths: list[Path]) -> list[tuple[str, int, str]]:
-    """(path, size in bytes, hash in hex) of each file, to tell other files at the same paths. OSError.
+    """Return (path, size in bytes, hash in hex) of each file. OSError.
 
-    The hash is that of blocks that are spread evenly across the file, the first and the last bytes among them. A file
-    of up to 2 MiB, alone, is read whole. Of a larger one, what differs only between the blocks is not seen.
+    The hash covers blocks that are spread evenly over the file, including its first and last bytes. A single file of up
+    to 2 MiB is read completely. In larger files, differences between the blocks are not seen.
     """
     samples = max(FEWEST_SAMPLES, SAMPLES // max(1, len(paths)))
     return [(str(path), *_fingerprint(path, samples)) for path in paths]

@@ -1,13 +1,13 @@
-"""What asks something of a training while it runs: signals, and the clock.
+"""Requests to a running training, by signals and by the clock.
 
-SIGUSR1 asks for a checkpoint, SIGUSR2 and SIGTERM for a checkpoint and the end, and so does Ctrl-C, SIGINT; the second
-Ctrl-C ends the job at once. A handler only counts: ranks get a signal at different moments, or only some of them get
-it, so a rank tells the others where they meet (meeting.py). SIGUSR2 exists for launchers that end the ranks themselves
-on SIGTERM but pass this one on, as Open MPI's mpirun does.
+SIGUSR1 requests a checkpoint. SIGUSR2, SIGTERM and Ctrl-C (SIGINT) request a checkpoint and the end. A second Ctrl-C
+ends the job at once. Handlers only count signals: ranks get them at different moments, or only some ranks get them, so
+a rank reports them at the end of a step (meeting.py). SIGUSR2 is for launchers that end the ranks themselves on SIGTERM
+but pass SIGUSR2 on, as Open MPI's mpirun does.
 
-Before the first step has ended nothing is there that a checkpoint could keep, and much may take long: then a wish for
-the end ends the job at once. While Python imports, SIGUSR1 and SIGUSR2, whose usual effect would end it, wait, and
-Ctrl-C ends it without a traceback.
+Before the end of the first step there is nothing to checkpoint, so a request for the end ends the job at once. While
+Python imports modules, SIGUSR1 and SIGUSR2 are blocked, as they would end the process, and Ctrl-C ends it without a
+traceback.
 """
 
 import os
@@ -18,33 +18,38 @@ from contextlib import suppress
 
 from dist.console import BY_CTRL_C
 
-NOTHING, CHECKPOINT, TIME_IS_UP, END, QUIT = range(5)  # in this order: of several wishes the largest counts
+NOTHING, CHECKPOINT, TIME_IS_UP, END, QUIT = range(5)  # ordered: of several requests the largest counts
 ASKS = {signal.SIGUSR1: CHECKPOINT, signal.SIGUSR2: END, signal.SIGTERM: END, signal.SIGINT: QUIT}
 INTERRUPTED = os.EX_TEMPFAIL  # 75, the exit code of a run that --resume can go on with
 EXIT_CODES = {TIME_IS_UP: 0, END: INTERRUPTED, QUIT: BY_CTRL_C}
 ENDED_BY = {TIME_IS_UP: "--minutes", END: "a signal", QUIT: "a signal"}
-ONE_PRESS_S = 0.3  # a terminal and a launcher may both hand on the same Ctrl-C
+ONE_PRESS_S = 0.3  # a terminal and a launcher may both pass on the same Ctrl-C
 WAITING = signal.SIGUSR1, signal.SIGUSR2
 
 
 def let_wait() -> None:
-    """From here on, the kernel keeps the signals in WAITING until there are Signals."""
+    """Block the signals in WAITING until there are Signals; the kernel keeps them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Signals:
-    """Catches the signals of ASKS from here on, so that they end nothing, but for those that want the end of a run
-    without a step, and a second Ctrl-C: that is `end(text, exit code)`, which does not return. clean_up: called before
-    the end of a run without a step."""
+    """Catches the signals of ASKS and turns them into requests.
+
+    end(text, exit code): ends the job and does not return. It is called on a request for the end before the first step,
+    and on a second Ctrl-C. clean_up: called before the end of a run without a step.
+    """
 
     def __init__(self, end: Callable[[str, int], None], clean_up: Callable[[], None] = lambda: None):
-        self._end, self._clean_up, self._has_met, self._pressed = end, clean_up, False, None
+        self._end = end
+        self._clean_up = clean_up
+        self._has_met = False
+        self._pressed = None
         self._arrived = dict.fromkeys(ASKS, 0)
         self._answered = dict(self._arrived)
         for number in ASKS:
             signal.signal(number, self._count)
-        # While the main thread waits in MPI, Python runs no handler. The number of a signal is written all the same.
+        # While the main thread waits in MPI, Python runs no handler, but it writes the signal's number to this pipe.
         self._numbers, writing = os.pipe()
         for end in (self._numbers, writing):
             os.set_blocking(end, False)
@@ -53,10 +58,10 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITING)
 
     def close(self) -> None:
-        """From here on the signals are ignored.
+        """Ignore the signals from here on.
 
-        They must not get their usual effect back. When the first rank has ended with a code other than 0, `srun
-        --kill-on-bad-exit` sends SIGTERM to the others, and Python drops its own handlers before MPI has ended.
+        They must not get their default effect back: when the first rank ends with a code other than 0, `srun
+        --kill-on-bad-exit` sends SIGTERM to the others, and Python removes its handlers before MPI has ended.
         """
         signal.set_wakeup_fd(-1)
         for number in ASKS:
@@ -64,7 +69,8 @@ class Signals:
 
     def _count(self, number, frame) -> None:
         self._arrived[number] += 1
-        code, now = EXIT_CODES.get(ASKS[number]), time.monotonic()
+        code = EXIT_CODES.get(ASKS[number])
+        now = time.monotonic()
         if code and not self._has_met:
             name = signal.Signals(number).name
             self._clean_up()
@@ -77,14 +83,14 @@ class Signals:
             self._pressed = now
 
     def has_sigterm(self) -> bool:
-        """Whether SIGTERM has come. For one thread, which learns it while the main thread is held up in MPI, too."""
+        """Return whether SIGTERM has come. For a single thread, also while the main thread waits in MPI."""
         with suppress(BlockingIOError):
             while numbers := os.read(self._numbers, 64):
                 self._has_sigterm |= signal.SIGTERM in numbers
         return self._has_sigterm
 
     def requested(self) -> int:
-        """The most that was asked for since the last call, NOTHING to QUIT. The first call ends the first step."""
+        """Return the largest request since the last call, NOTHING to QUIT. The first call ends the first step."""
         self._has_met = True
         arrived = dict(self._arrived)
         new = [what for number, what in ASKS.items() if arrived[number] > self._answered[number]]
@@ -93,18 +99,19 @@ class Signals:
 
 
 class Clock:
-    """Asks for a checkpoint every so many minutes, and for the end after so many; 0: never.
+    """Requests a checkpoint every `checkpoint_minutes`, and the end after `minutes`; 0: never.
 
-    Rank 0's alone asks, so all ranks do the same at the same step. Minutes count from its making: before a text is
-    tokenized and a strategy chosen, which may take long, so that a run with a time limit of its own keeps it.
+    Only rank 0 has such a clock, so all ranks do the same at the same step. Minutes count from its construction, before
+    a text is tokenized and a strategy chosen. These may take long, and a run must keep its time limit.
     """
 
     def __init__(self, checkpoint_minutes: float, minutes: float):
-        self._every_s, self._limit_s = 60 * checkpoint_minutes, 60 * minutes
+        self._every_s = 60 * checkpoint_minutes
+        self._limit_s = 60 * minutes
         self._begun = self._checkpoint_at = time.monotonic()
 
     def requested(self) -> int:
-        """NOTHING, CHECKPOINT or TIME_IS_UP. A checkpoint that is asked for is taken for granted."""
+        """Return NOTHING, CHECKPOINT or TIME_IS_UP. The minutes to the next checkpoint count from its request."""
         now = time.monotonic()
         if self._limit_s and now - self._begun >= self._limit_s:
             return TIME_IS_UP
@@ -114,5 +121,5 @@ class Clock:
         return NOTHING
 
     def left_s(self) -> float | None:
-        """Seconds until it asks for the end; None if it never does."""
+        """Return the seconds until it requests the end; None if it never does."""
         return max(0.0, self._begun + self._limit_s - time.monotonic()) if self._limit_s else None

@@ -1,4 +1,4 @@
-"""What a run starts from: random parameters, those of a file, or the whole state that a checkpoint of the run holds."""
+"""The state that a run starts from: random parameters, those of a file, or a whole checkpoint of the run."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -24,11 +24,11 @@ def fill_parameters(
 ) -> None:
     """Fill the parameters, in host memory, from a checkpoint, from a file or a run (init), or at random.
 
-    buffers: a strategy's, which take each range up as soon as it is filled (buffers.filled). UserError: the file does
+    buffers: the strategy's. They process each range as soon as it is filled (buffers.filled). UserError: the file does
     not fit, or is damaged.
     """
     if not buffers.fills_parameters:
-        pass  # the node's ranks share one copy, and another rank fills it
+        pass  # the ranks of the node share parameters, and another rank fills them
     elif checkpoint:
         checkpoint.read_parameters(parameters, buffers.filled)
     elif init == "random":
@@ -40,9 +40,9 @@ def fill_parameters(
 def first_parameters(
     init: str, seed: int, seq_len: int, backend, layout, checkpoint: Checkpoint | None, world
 ) -> Parameters:
-    """The parameters in host memory, filled, also where the strategy and the model have theirs. Collective.
+    """Fill the parameters of backend, strategy and model, and return those in host memory. Collective.
 
-    Rank 0 warns if the file of --init has untrained positions that sequences of seq_len tokens use.
+    Rank 0 warns if sequences of seq_len tokens use positions that are untrained in the file of --init.
     """
     parameters = Parameters(layout, backend.host_parameters)
     if init != "random" and not checkpoint:
@@ -59,16 +59,17 @@ def first_parameters(
 
 
 def find_checkpoint(world, folder: Path) -> Checkpoint | None:
-    """The newest checkpoint of a run's checkpoints folder, with every byte checked; None if there is none. Collective.
+    """Return the newest checkpoint of a checkpoints folder, with every byte checked; None if there is none. Collective.
 
-    A damaged one is named and passed over. If all are damaged, the job ends: --resume must not begin anew unasked.
+    Damaged checkpoints are named and skipped. If all are damaged, the job ends, as --resume must not silently begin
+    again.
     """
     paths = world.comm.bcast(newest_first(folder) if world.rank == 0 else None)
     for path in paths:
         checkpoint = own_problem = None
         try:
             checkpoint = Checkpoint(path)
-            checkpoint.check(world.rank, world.size)  # a part of it; all learn what any of them found
+            checkpoint.check(world.rank, world.size)  # each rank checks a part, and all ranks get the results
         except UserError as error:
             own_problem = f"{error} (rank {world.rank} on {world.host})"
         problem = next((each for each in world.comm.allgather(own_problem) if each is not None), None)
@@ -83,25 +84,27 @@ def find_checkpoint(world, folder: Path) -> Checkpoint | None:
 
 
 def chosen_before(world, folder: Path) -> dict | None:
-    """What --strategy auto chose for the run with this checkpoints folder, by its newest checkpoint; None if it did not
-    choose. Collective. The choice comes before the run folder is locked, and all checkpoints of a run say the same.
+    """Return what --strategy auto chose, by the newest checkpoint of this folder; None if it did not. Collective.
+
+    This is read before the run folder is locked. That is safe, as all checkpoints of a run hold the same choice.
     """
     chosen = None
     if world.rank == 0:
         for path in newest_first(folder):
-            with suppress(UserError):  # damaged: find_checkpoint says so
+            with suppress(UserError):  # find_checkpoint names damaged ones
                 chosen = Checkpoint(path).facts["auto"]
                 break
     return world.comm.bcast(chosen)
 
 
 def find_and_check(world, out: Path, facts: dict, typed, steps: int) -> Checkpoint | None:
-    """The newest checkpoint of a run folder, which is to be of the run that goes on; rank 0 says where it begins.
+    """Return the newest checkpoint of a run folder; rank 0 prints where the run goes on. Collective.
 
-    facts: of the run that goes on; typed: which settings stand in its command; steps: how many it is to have.
-    Collective. Ends the job with one line where it is another run.
+    facts: the identity of the run (Plan.identity). typed: the names of the flags on its command line. steps: how many
+    it is to have. Ends the job with one line if the checkpoint belongs to another run.
     """
-    checkpoint, changes = find_checkpoint(world, out / "checkpoints"), ""
+    checkpoint = find_checkpoint(world, out / "checkpoints")
+    changes = ""
     is_done = checkpoint is not None and checkpoint.step >= steps
     with world.together(UserError):
         if checkpoint:
@@ -119,7 +122,7 @@ def find_and_check(world, out: Path, facts: dict, typed, steps: int) -> Checkpoi
 
 
 def check_same_run(checkpoint: Checkpoint, facts: dict) -> None:
-    """UserError if a checkpoint is of another run than the one of these facts, which is to go on from it."""
+    """UserError if a checkpoint belongs to another run than the one with these facts."""
     flags = {
         "model": "--model, or what shapes it",
         "global_batch": "--batch-size times --grad-accum times the ranks, or the model's copies where ranks share one",
@@ -127,7 +130,8 @@ def check_same_run(checkpoint: Checkpoint, facts: dict) -> None:
         "data": "the training data",
     }  # fmt: skip
     for name, flag in flags.items():
-        found, wanted = checkpoint.facts[name], facts[name]
+        found = checkpoint.facts[name]
+        wanted = facts[name]
         if found != wanted and not (name == "seed" and not facts["shuffle"]):
             raise UserError(
                 f"{checkpoint.path}: its {name} is {found}, this run's {wanted}: a run goes on with the same; change "
@@ -136,21 +140,20 @@ def check_same_run(checkpoint: Checkpoint, facts: dict) -> None:
 
 
 def exchanges_alike(checkpoint: Checkpoint, facts: dict) -> bool:
-    """Whether the run of these facts adds the same gradients in the same order as the one that left the checkpoint."""
+    """Return whether a run with these facts adds the same gradients in the same order as the checkpoint's run."""
     names = "ranks", "strategy", CUT
     return all(checkpoint.facts.get(name) == facts.get(name) for name in names)
 
 
 def kept_facts(checkpoint: Checkpoint | None, facts: dict) -> dict:
-    """The checkpoint's facts, by which the exchange goes on as it was; none where it may be another."""
+    """Return the checkpoint's facts if the exchange must go on as it was, {} if it may change."""
     return checkpoint.facts if checkpoint and exchanges_alike(checkpoint, facts) else {}
 
 
 def restore(checkpoint: Checkpoint, strategy, layout, facts: dict, world, mesh=None) -> None:
-    """Fill the optimizer state of what the strategy updates. Its parameters are there already. Collective.
+    """Fill the optimizer state of what the strategy updates. The parameters are filled already. Collective.
 
-    layout: of what this rank holds. facts: those of the run that goes on (Plan.identity). mesh: as
-    state.py's.
+    layout: of what this rank holds. facts: the identity of the run (Plan.identity). mesh: see state.py.
     """
     with world.together(UserError):
         for array, start, values in state_arrays(strategy):
@@ -159,9 +162,10 @@ def restore(checkpoint: Checkpoint, strategy, layout, facts: dict, world, mesh=N
         strategy.clipping.remember(checkpoint.facts["norms"])
         for updated in strategy.state():
             updated.optimizer.step = checkpoint.facts["updates"]
-        errors, name = strategy.errors(), errors_name(world.rank, mesh)
+        errors = strategy.errors()
+        name = errors_name(world.rank, mesh)
         if errors is not None:
-            # Error feedback goes on if the same ranks exchange in the same way as before; else it begins at 0.
+            # Error feedback goes on if the same ranks exchange in the same way; else it begins at 0.
             if exchanges_alike(checkpoint, facts):
                 if name in checkpoint.arrays:
                     _fill(errors, checkpoint, name, 0, layout)
@@ -171,7 +175,7 @@ def restore(checkpoint: Checkpoint, strategy, layout, facts: dict, world, mesh=N
 
 
 def _fill(values, checkpoint: Checkpoint, array: str, start: int, layout) -> None:
-    """Fill values (n,) float32, in host memory or on a GPU, from element `start` on of a checkpoint's array."""
+    """Fill values (n,) float32, in host memory or on a GPU, from a checkpoint's array, beginning at element `start`."""
     host = np.empty(len(values), np.float32) if is_on_gpu(values) else values
     checkpoint.read(array, start, host, layout)
     if is_on_gpu(values):

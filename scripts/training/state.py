@@ -1,14 +1,13 @@
-"""What a rank updates, as a checkpoint names it: written by checkpointing.py, filled again by start.py.
+"""The names that a checkpoint gives to what a rank updates. checkpointing.py writes it, start.py restores it.
 
-mesh: a dist.mesh.Mesh where several ranks share one model; None, or one of one part and one stage, where each rank
-holds it whole.
+mesh: a dist.mesh.Mesh. It may be None, or have one shard and one stage, if each rank holds the whole model.
 """
 
 from gpt2.formats.checkpoints import array_prefix, cut_facts
 
 
 def state_arrays(strategy):
-    """(array, start, values) of everything that this rank updates, in host memory or on its GPU."""
+    """Yield (array, start, values) of everything that this rank updates, in host memory or on its GPU."""
     for updated in strategy.state():
         yield "parameters", updated.start, updated.parameters
         for start, m, v in updated.optimizer.moments():
@@ -17,17 +16,17 @@ def state_arrays(strategy):
 
 
 def is_on_gpu(array) -> bool:
-    """Whether an array is CuPy's, not NumPy's."""
+    """Return whether an array is CuPy's, not NumPy's."""
     return hasattr(array, "get")
 
 
 def on_host(array):
-    """The array itself, or a copy of what is on the GPU."""
+    """Return the array itself, or a host copy of a GPU array."""
     return array.get() if is_on_gpu(array) else array
 
 
 def errors_name(rank: int, mesh=None) -> str:
-    """The name of a rank's error feedback in a checkpoint; each rank has its own, as each has its own gradients."""
+    """Return the name of a rank's error feedback in a checkpoint. Each rank has its own, like its gradients."""
     return f"{prefix_of(mesh)}errors_{rank}"
 
 
@@ -36,17 +35,17 @@ def is_errors_name(array: str) -> bool:
 
 
 def shares_model(mesh) -> bool:
-    """Whether several ranks share one model."""
+    """Return whether several ranks share one model."""
     return mesh is not None and mesh.tensor * mesh.pipeline > 1
 
 
 def prefix_of(mesh) -> str:
-    """What the names of this rank's arrays begin with in a checkpoint."""
+    """Return the prefix of this rank's arrays in a checkpoint."""
     return array_prefix(mesh.stage, mesh.part) if shares_model(mesh) else ""
 
 
 def mesh_facts(mesh, config, layers) -> dict:
-    """What a run's facts say of how ranks share one model, {} if none do. layers: how many each stage has."""
+    """Return how ranks share a model, for checkpoints; {} if they do not. layers: how many each stage has."""
     if not shares_model(mesh):
         return {}
     return {"mesh": [mesh.data, mesh.tensor, mesh.pipeline]} | cut_facts(config, layers, mesh.tensor)

@@ -1,7 +1,4 @@
-"""What a run says of each step: a record for log.jsonl and, where it is time for one, a progress line.
-
-A line says where the run is, what it learns, how fast, and when it will have made all its steps.
-"""
+"""The record of each step for log.jsonl, and the progress lines on the terminal."""
 
 import time
 
@@ -11,24 +8,26 @@ from scripts.training.meeting import RankReports
 from traces.units import duration_text, mfu_text, short_ms
 
 SECONDS_BETWEEN_LINES = 1.0
-STANDS_OUT = 0.15  # a rank is named if it is slower than the others by this share
-WARM_UP_STEPS = 2  # in these caches and compilers differ, not ranks
-MEMORY_GROWTH = 1.01  # less is not worth a word
+STANDS_OUT = 0.15  # a rank is named if it is slower than the others by this fraction
+WARM_UP_STEPS = 2  # in these steps caches and compilers differ, not ranks
+MEMORY_GROWTH = 1.01  # smaller growth is not logged
 
 
 class StepRecords:
-    """Makes the lines of log.jsonl. tokens: of a step, by all workers. utilization: a Utilization.
-
-    stages: of each rank, the stage of the pipeline; all 0 without one.
+    """Makes the records of log.jsonl. tokens: of a step, by all workers. peak: a PeakRate. stages: the pipeline
+    stage of each rank; all 0 without a pipeline.
     """
 
-    def __init__(self, tokens: int, flops_per_token: float, utilization, stages: list[int]):
-        self.tokens, self.flops_per_token, self.utilization = tokens, flops_per_token, utilization
+    def __init__(self, tokens: int, flops_per_token: float, peak, stages: list[int]):
+        self.tokens = tokens
+        self.flops_per_token = flops_per_token
+        self.peak = peak
+        self.fastest = 0.0  # the most model FLOPs per second of a step so far
         self.stages = stages
         self._noted = {}
 
     def of_step(self, step: int, reports: RankReports, norm: float, lr: float, step_s: float, skipped: bool) -> dict:
-        """norm: of the gradients, before clipping. skipped: whether the update was left out, as the norm stands out."""
+        """Return the record. norm: of the gradients, before clipping. skipped: whether the update was skipped."""
         record = {
             "step": step,
             "loss": reports.loss,
@@ -39,13 +38,15 @@ class StepRecords:
             "tokens_per_s": self.tokens / step_s,
             "exposed_exchange_s": exposed_exchange_s(reports, step_s),
         }
-        record |= self.utilization.of_step(self.tokens * self.flops_per_token / step_s)
+        model_flops = self.tokens * self.flops_per_token / step_s
+        self.fastest = max(self.fastest, model_flops)
+        record |= self.peak.mfu(model_flops, self.fastest)
         record |= {"skipped": True} if skipped else {}
         record |= {"pipeline_wait_s": float(np.mean(reports.pipeline_s))} if any(self.stages) else {}
         return record | self._memory(reports) | slowest(reports.compute_s, self.stages)
 
     def _memory(self, reports: RankReports) -> dict[str, int]:
-        """{"peak_memory_bytes", "gpu_memory_bytes"}: of the rank that has most, where that has grown."""
+        """Return "peak_memory_bytes" and "gpu_memory_bytes" of the rank with the most, if they have grown."""
         now = {"peak_memory_bytes": int(max(reports.memory_bytes)), "gpu_memory_bytes": int(max(reports.gpu_bytes))}
         grown = {name: size for name, size in now.items() if size > MEMORY_GROWTH * self._noted.get(name, 0)}
         self._noted |= grown
@@ -53,24 +54,26 @@ class StepRecords:
 
 
 def exposed_exchange_s(reports: RankReports, step_s: float) -> float:
-    """Seconds of exchange that nothing hid, the mean over the workers; at most step_s, those of rank 0's step.
+    """Return the seconds of exchange that nothing hid, the mean over the workers; at most step_s, rank 0's step.
 
-    A worker that begins the step before rank 0 waits for it in an exchange: rank 0 still prints, or writes its log.
-    These seconds lie between rank 0's steps, so they are none of this one's.
+    A worker may begin the step before rank 0, which still prints or writes its log, and wait for it in an exchange.
+    These seconds lie between rank 0's steps, so they do not count.
     """
-    exchange, step, is_worker = np.array(reports.exchange_s), np.array(reports.step_s), np.isfinite(reports.compute_s)
+    exchange = np.array(reports.exchange_s)
+    step = np.array(reports.step_s)
+    is_worker = np.isfinite(reports.compute_s)
     within = np.maximum(0.0, exchange - np.maximum(0.0, step - step_s))
     return float(within[is_worker].mean())
 
 
 def slowest(compute_s, stages: list[int]) -> dict[str, float]:
-    """{"slowest_rank", "slowest_excess"}: of the ranks that took longest for their gradients in their stage, the one
-    that stands out most, and by which share it took longer than the median of the stage's others; {} if no stage has
-    two ranks that compute.
+    """Return {"slowest_rank", "slowest_excess"}: the rank that exceeds the others of its stage by the largest fraction.
 
-    compute_s: for each rank its seconds, nan if it computes nothing. stages: of each rank; stages differ by design.
+    The excess is relative to the median of the stage's other ranks, as stages differ by design. {} if no stage has two
+    ranks that compute. compute_s: seconds of each rank's gradients, nan if it computes nothing. stages: of each rank.
     """
-    seconds, found = np.asarray(compute_s), {}
+    seconds = np.asarray(compute_s)
+    found = {}
     for stage in sorted(set(stages)):
         own = np.where(np.asarray(stages) == stage, seconds, np.nan)
         if np.isfinite(own).sum() < 2:
@@ -84,28 +87,34 @@ def slowest(compute_s, stages: list[int]) -> dict[str, float]:
 
 
 class ProgressLines:
-    """Rank 0 prints a line each `every` steps; None: a line a step, but at most one a second.
+    """Rank 0 prints a line every `every` steps; None: a line a step, but at most one a second.
 
-    The first, the last and validated steps always get one.
+    The first step, the last step and validated steps always get a line. A line names a rank that was clearly slower
+    than the others since the line before.
 
-    A line names a rank that was clearly slower than the others in the steps since the line before. places: World's.
-    stages: as slowest's. job_end: when the job's time limit ends it, in seconds since 1970; None where none is known.
-    left_s: says in how many seconds the run ends wherever it stands; None where it does not.
+    places: World's. stages: see `slowest`. job_end: when the job reaches its time limit, in seconds since 1970; None if
+    unknown. left_s(): seconds until --minutes end the run; None without a limit.
     """
 
     def __init__(
         self, last_step: int, print_line, places: list[dict], stages: list[int], every: int | None = None,
         job_end: float | None = None, left_s=lambda: None,
     ):  # fmt: skip
-        self.last_step, self.print_line, self.places, self.printed_at = last_step, print_line, places, 0.0
-        self.compute_s, self.stages, self.every = [], stages, every
+        self.last_step = last_step
+        self.print_line = print_line
+        self.places = places
+        self.printed_at = 0.0
+        self.compute_s = []
+        self.stages = stages
+        self.every = every
         self.pace = Pace(last_step, job_end, left_s)
 
     def step(self, record: dict, compute_s: list[float]) -> None:
-        """record: as StepRecords makes it, with "val_loss" after a validation. compute_s: as slowest's."""
+        """Print a line if one is due. record: with "val_loss" after a validation. compute_s: see `slowest`."""
         if record["step"] > WARM_UP_STEPS:
             self.compute_s.append(compute_s)
-        now, times = time.monotonic(), self.pace.text(record["step"])
+        now = time.monotonic()
+        times = self.pace.text(record["step"])
         always = "val_loss" in record or "skipped" in record or record["step"] in (1, self.last_step)
         is_due = record["step"] % self.every == 0 if self.every else now - self.printed_at >= SECONDS_BETWEEN_LINES
         if not is_due and not always:
@@ -127,7 +136,7 @@ class ProgressLines:
             self.print_line(f"{'':{len(step)}}  val loss {record['val_loss']:.4f}")  # beneath the loss
 
     def _slowest(self) -> str:
-        """Names the rank whose median over the steps since the last line stands out, if there is one."""
+        """Return the name of a rank whose median since the last line stands out; "" if there is none."""
         found = slowest(np.median(self.compute_s, axis=0), self.stages) if self.compute_s else {}
         self.compute_s = []
         if not found or found["slowest_excess"] < STANDS_OUT:
@@ -137,22 +146,27 @@ class ProgressLines:
 
 
 class Pace:
-    """How long the steps of this job have taken so far, how long the rest will, and whether that ends in time.
+    """Estimates how long the remaining steps take, and whether they end before the job's time limit.
 
-    last_step, job_end, left_s: as ProgressLines'.
+    last_step, job_end, left_s: see ProgressLines.
     """
 
     def __init__(self, last_step: int, job_end: float | None = None, left_s=lambda: None):
-        self._last_step, self._job_end, self._left_s = last_step, job_end, left_s
-        self._begun, self._made, self._warm_at = time.monotonic(), 0, None
+        self._last_step = last_step
+        self._job_end = job_end
+        self._left_s = left_s
+        self._begun = time.monotonic()
+        self._made = 0
+        self._warm_at = None
 
     def text(self, step: int) -> str:
-        """After each step: "2:05, 1:10 left"; and where the job's time limit comes before that, by how much.
+        """Return "2:05, 1:10 left" after each step, and by how much the run exceeds the job's time limit, if it does.
 
-        The first steps count for the time that has passed and not for what is left: they compile.
+        The first steps do not count for the estimate, as they compile.
         """
         now = time.monotonic()
-        passed, self._made = duration_text(now - self._begun), self._made + 1
+        passed = duration_text(now - self._begun)
+        self._made += 1
         if self._made <= WARM_UP_STEPS:
             self._warm_at = now
             limit = "" if self._job_end is None else f", job's limit in {duration_text(self._job_end - time.time())}"

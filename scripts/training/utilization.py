@@ -1,10 +1,10 @@
-"""MFU, and the peak that it is a fraction of: the floating-point operations a second that all ranks could compute.
+"""MFU (model FLOPs utilization), and the peak rate that it is a fraction of.
 
-MFU (model FLOPs utilization) is the fraction of the peak that the model's own operations reach (gpt2/config.py). A
-rank's peak is --peak-tflops if given. A GPU's peak is its datasheet's rate for dense bfloat16, even if the model is
-float32. The peak of CPU cores is measured when a run starts: the rate of products like the step's, one per thread. All
-ranks measure at once, so that they share clock, caches and cores as they do in a step. Other load on the machine only
-lowers a measured rate, so the best of several periods counts.
+MFU is the fraction of the peak rate of all ranks that the model's own operations reach (gpt2/config.py). A rank's peak
+is --peak-tflops if given. A GPU's peak is its datasheet's rate for dense bfloat16, even if the model is float32. The
+peak of CPU cores is measured when a run starts: the rate of matrix products like those of a step, one per thread. All
+ranks measure at the same time, as they share clock, caches and cores in a step. Other load on the machine lowers a
+measured rate, so the best of several periods counts.
 """
 
 import math
@@ -17,30 +17,34 @@ import numpy as np
 from dist.waiting import barrier, gather_everywhere
 from scripts.machine.gpu import peak_tflops
 
-MEASURED = "measured"  # the source of such a peak
-# Of products (rows, inputs, outputs): a square one, as fast as larger ones and over in milliseconds, and of a layer.
+MEASURED = "measured"  # the source of a measured peak
+# Products (rows, inputs, outputs): a square one, as fast as larger ones but over in milliseconds, and two of a layer.
 SHAPES = (512, 512, 512), (256, 768, 768), (768, 256, 768)
-PERIODS, PERIOD_S = 9, 0.012  # the shapes take turns
+PERIODS = 9  # the shapes take turns
+PERIOD_S = 0.012
 
 
 @dataclass(frozen=True)
-class Peak:
-    """tflops: for each rank 10**12 operations a second, or None if the rank computes nothing. It is None as a whole if
-    the rate of one rank is not known. source: where the rates come from, or why they are not known."""
+class PeakRate:
+    """The peak rate of the ranks.
+
+    tflops: for each rank 10**12 operations a second, None if the rank computes nothing; None as a whole if the rate of
+    one rank is unknown. source: where the rates come from, or why they are unknown.
+    """
 
     tflops: list[float | None] | None
     source: str
 
     @property
     def flops(self) -> float | None:
-        """Operations a second of all ranks that compute."""
+        """Operations per second of all ranks that compute."""
         return None if self.tflops is None else 1e12 * sum(filter(None, self.tflops))
 
     def mfu(self, model_flops: float, fastest: float = 0.0) -> dict[str, float | bool]:
-        """{"mfu"} for that many model FLOPs a second, at most 1; {} if the peak is not known.
+        """Return {"mfu"} for that many model FLOPs per second, at most 1; {} if the peak is unknown.
 
-        fastest: the most that was reached so far. What is above the peak takes its place, and "peak_underestimated" is
-        there, too.
+        fastest: the highest rate so far. If it exceeds the peak, it replaces the peak, and the result also has
+        "peak_underestimated".
         """
         if self.flops is None:
             return {}
@@ -56,52 +60,52 @@ class Peak:
         return f"{self.flops / 1e12:.3g} TFLOP/s of {ranks} ranks ({self.source}): MFU's 100%"
 
 
-def find_peak(world, computes: list[bool], told: float | None, cores, gpus: list[dict] | None) -> Peak:
+def find_peak(world, computes: list[bool], told: float | None, cores, gpus: list[dict] | None) -> PeakRate:
     """Return the peak of a run, the same on all ranks. Collective.
 
     computes: for each rank, whether it computes gradients. told: --peak-tflops. gpus: for each rank {"name", "id"} of
     its GPU; None if the ranks compute on `cores` (gpt2.kernels.numpy.Cores).
     """
     if told is not None:
-        return Peak([told if computing else None for computing in computes], "--peak-tflops")
+        return PeakRate([told if computing else None for computing in computes], "--peak-tflops")
     if gpus is not None:
         return datasheet_peak(gpus, [place["host"] for place in world.places], computes)
     return measured_peak(world, computes, cores)
 
 
-def measured_peak(world, computes: list[bool], cores) -> Peak:
-    """The peak of the ranks' cores (gpt2.kernels.numpy.Cores). Collective.
+def measured_peak(world, computes: list[bool], cores) -> PeakRate:
+    """Measure the peak of the ranks' cores (gpt2.kernels.numpy.Cores). Collective.
 
-    All ranks together: the best period. Of it each has the part that it has of all periods: ranks that share a core
-    take turns, so in a single period one of them may have it alone.
+    The best period counts for all ranks together. Each rank's part of it is its part of all periods: ranks that share a
+    core take turns, so in a single period one of them may have the core to itself.
     """
     barrier(world.comm)
     own = product_rates(cores) / 1e12 if computes[world.rank] else np.full(PERIODS, math.nan)
     rates = gather_everywhere(world.comm, *own)
     means = rates.mean(axis=1)
     shares = means * (np.nansum(rates, axis=0).max() / np.nansum(means))
-    return Peak([None if math.isnan(rate) else rate for rate in shares.tolist()], MEASURED)
+    return PeakRate([None if math.isnan(rate) else rate for rate in shares.tolist()], MEASURED)
 
 
-def datasheet_peak(gpus: list[dict], hosts: list[str], computes: list[bool]) -> Peak:
-    """Ranks that share a GPU each have an equal part of its rate."""
+def datasheet_peak(gpus: list[dict], hosts: list[str], computes: list[bool]) -> PeakRate:
+    """Return the peak by datasheets. Ranks that share a GPU each get an equal part of its rate."""
     names = {gpu["name"] for gpu, computing in zip(gpus, computes, strict=True) if computing}
     if unknown := sorted(name for name in names if peak_tflops(name) is None):
-        return Peak(None, f"the datasheet of {unknown[0]} is none of those known here")
+        return PeakRate(None, f"the datasheet of {unknown[0]} is none of those known here")
     places = [(host, gpu["id"]) for host, gpu in zip(hosts, gpus, strict=True)]
     sharers = Counter(place for place, computing in zip(places, computes, strict=True) if computing)
     tflops = [
         peak_tflops(gpu["name"]) / sharers[place] if computing else None
         for gpu, place, computing in zip(gpus, places, computes, strict=True)
     ]
-    return Peak(tflops, f"datasheet of {', '.join(sorted(names))}, dense bfloat16")
+    return PeakRate(tflops, f"datasheet of {', '.join(sorted(names))}, dense bfloat16")
 
 
 def product_rates(cores) -> np.ndarray:
-    """(PERIODS,) FLOP/s of all threads of `cores` (gpt2.kernels.numpy.Cores) in its products.
+    """Measure the FLOP/s of all threads of `cores` (gpt2.kernels.numpy.Cores) in matrix products, (PERIODS,).
 
-    Periods end at set times after the start, however long a product takes: so all ranks have the same ones, and no rank
-    computes on when others, which share its cores, are through. A period in which no product ended has the rate 0.
+    Periods end at fixed times after the start, however long a product takes. So all ranks have the same periods, and no
+    rank goes on computing when others that share its cores are done. A period in which no product ended has rate 0.
     """
     rates = np.zeros((cores.threads, PERIODS))
 
@@ -109,14 +113,17 @@ def product_rates(cores) -> np.ndarray:
         dtype = cores.operand_dtype or np.float32
         factors = [_factors(np.random.default_rng(thread), dtype, *shape) for shape in SHAPES]
         for a, b, out in factors:
-            cores.matmul(a, b, out)  # the first product of a kind may be compiled
+            cores.matmul(a, b, out)  # the first product of each shape may be compiled
         now = begun = time.perf_counter()
         for period in range(PERIODS):
             a, b, out = factors[period % len(SHAPES)]
-            since, products, stop = now, 0, begun + (period + 1) * PERIOD_S
+            since = now
+            products = 0
+            stop = begun + (period + 1) * PERIOD_S
             while now < stop:
                 cores.matmul(a, b, out)
-                products, now = products + 1, time.perf_counter()
+                products += 1
+                now = time.perf_counter()
             flops = products * 2 * math.prod(SHAPES[period % len(SHAPES)])
             rates[thread, period] = flops / (now - since) if products else 0.0
 
@@ -125,19 +132,6 @@ def product_rates(cores) -> np.ndarray:
 
 
 def _factors(random, dtype, rows: int, inputs: int, outputs: int) -> tuple:
-    """a, b of that dtype, and a place for a @ b."""
+    """Return a, b of that dtype, and an array for a @ b."""
     a, b = (random.standard_normal(shape, np.float32).astype(dtype) for shape in ((rows, inputs), (inputs, outputs)))
     return a, b, np.zeros((rows, outputs), np.float32)
-
-
-class Utilization:
-    """MFU step by step. fastest: the most model FLOPs a second that a step has reached so far."""
-
-    def __init__(self, peak: Peak):
-        self.peak = peak
-        self.fastest = 0.0
-
-    def of_step(self, model_flops: float) -> dict[str, float | bool]:
-        """Return what Peak.mfu returns, for a step of that many model FLOPs a second."""
-        self.fastest = max(self.fastest, model_flops)
-        return self.peak.mfu(model_flops, self.fastest)

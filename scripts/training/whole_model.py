@@ -1,7 +1,6 @@
-"""All parameters of a model on rank 0, range by range, wherever they are: at other ranks, or on a GPU.
+"""All parameters of a model on rank 0, range by range, from other ranks or from a GPU.
 
-Where several ranks share a model, those of copy 0 bring what they hold of a range to rank 0, tensor by tensor: each is
-a box of the whole tensor (gpt2/model_shards.py).
+If several ranks share a model, those of replica 0 send their boxes of each tensor to rank 0 (gpt2/model_shards.py).
 """
 
 import numpy as np
@@ -14,37 +13,40 @@ from scripts.training.state import shares_model
 
 
 class WholeModel:
-    """All parameters in host memory, though perhaps never all of them at once.
+    """All parameters in host memory, though perhaps not all of them at once.
 
-    `held`: those that this rank holds, and under ZeRO-3 it gathers a range of them at a time, or copies one from a GPU
+    held: the parameters of this rank. Under ZeRO-3 a rank gathers one range at a time, from a GPU it copies one range
     at a time. before_use, fetch: the strategy's and the backend's (start, stop), which bring a range into `held`.
-    `shared`: whether several ranks share the model. `parameters`: the whole model's. They are `held`, unless the model
-    is shared: then rank 0 has room for one range of it at a time. mesh: as state.py's. Making one is collective.
+    shared: whether several ranks share the model. parameters: the whole model's, which are `held` unless the model is
+    shared; then rank 0 has room for one range at a time. mesh: see state.py. The constructor is collective.
     """
 
     def __init__(self, held: Parameters, before_use, fetch, mesh=None):
         self.held = self.parameters = held
-        self._before_use, self._fetch = before_use, fetch
+        self._before_use = before_use
+        self._fetch = fetch
         self.shared = shares_model(mesh)
-        self._copy = Copy(held, mesh) if self.shared else None
+        self._copy = ShardGathering(held, mesh) if self.shared else None
         if self._copy and self._copy.whole:
             self.parameters = self._copy.whole
 
     def bring_all(self) -> None:
-        """Bring each range to where the model computes with it. Collective."""
+        """Bring all ranges to where the model computes with them. Collective."""
         for start, stop in self.held.layout.ranges:
             self._before_use(start, stop)
 
     def held_ranges(self):
-        """Yield the ranges of what this rank holds, each while its parameters are there. Collective."""
+        """Yield the ranges that this rank holds, each while its parameters are there. Collective."""
         for start, stop in self.held.layout.ranges:
             self._bring(start, stop)
             if start < stop:
                 yield start, stop
 
     def ranges(self):
-        """Yield the whole model's ranges, each while its parameters are there: where several ranks share a model, on
-        rank 0 alone. Collective: all ranks go through all."""
+        """Yield the whole model's ranges, each while its parameters are there; only on rank 0 if ranks share the model.
+
+        Collective: every rank iterates over all ranges.
+        """
         return self._gathered_ranges() if self._copy else self.held_ranges()
 
     def _gathered_ranges(self):
@@ -57,33 +59,35 @@ class WholeModel:
             yield start, stop
 
     def _bring(self, start: int, stop: int) -> None:
-        self._before_use(start, stop)  # of an empty range, too, as the model does: others may wait for this rank there
+        self._before_use(start, stop)  # also for an empty range, as others may wait for this rank there
         if start < stop:
             self._fetch(start, stop)
 
 
 def ranges_of_whole(layout: Layout) -> dict[int, tuple[int, int]]:
-    """A piece's ranges by the numbers that those of the whole model have, of which they are parts."""
+    """Return the ranges of a model shard, by the numbers of the whole model's ranges that contain them."""
     first = 0 if layout.shard.is_first else 1 + layout.shard.first_layer  # the embeddings have number 0
     return dict(enumerate(layout.ranges, first))
 
 
-class Copy:
-    """The ranks that share a model, and how those of copy 0 bring it to rank 0: `whole` there, None elsewhere."""
+class ShardGathering:
+    """Gathers the model shards of replica 0 on rank 0, in `whole`, which is None on other ranks."""
 
     def __init__(self, held: Parameters, mesh):
-        self._held, config = held, held.layout.config
+        self._held = held
+        config = held.layout.config
         self._comm = mesh.model_world.comm.Dup()  # no other messages are on it
         places = self._comm.allgather((mesh.copy, mesh.stage, mesh.part, held.layout.shard))
         self._root = next(rank for rank, place in enumerate(places) if place[1:3] == (0, 0))
         self._layouts = [Layout(config, 1, shard) for *_, shard in places]
-        self._takes_part, self.whole = mesh.copy == 0, None
+        self._takes_part = mesh.copy == 0
+        self.whole = None
         if self._takes_part and self._comm.rank == self._root:
             layout = Layout(config)
             self.whole = Parameters(layout, Slots(layout.ranges))
 
     def gather(self, tensors: list[Tensor]) -> None:
-        """Bring these tensors of the whole model to rank 0; what this rank holds of them is there. Collective."""
+        """Send these tensors of the whole model to rank 0. This rank's shards of them must be there. Collective."""
         if not self._takes_part:
             return
         for tensor in tensors:
@@ -93,7 +97,7 @@ class Copy:
                 wait(self._comm.Isend(self._held.view(tensor.name).reshape(-1), self._root))
 
     def _receive(self, tensor: Tensor) -> None:
-        """From each of those that hold a part of it, this rank perhaps among them."""
+        """Receive a tensor from all ranks that hold a shard of it, or copy this rank's own."""
         view = self.whole.view(tensor.name).reshape(tensor.whole_shape)
         for rank, layout in enumerate(self._layouts):
             if theirs := layout.by_name.get(tensor.name):

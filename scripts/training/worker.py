@@ -1,4 +1,4 @@
-"""What a rank computes in a step: a worker takes its windows through the model, a dedicated server computes nothing."""
+"""The computing of a rank in a step. A Worker computes gradients and losses; a Server computes nothing."""
 
 import math
 from collections.abc import Callable
@@ -14,26 +14,25 @@ from traces.record.phases import EXCHANGE, PHASES, PIPELINE
 
 
 class NoStageLinks:
-    """The links of a model that has one stage: none. dist/stage_links.py has those between several."""
+    """The links of a model with one stage, which do nothing. See dist/stage_links.py for those between stages."""
 
     def begin(self, forwards: int, backwards: int) -> None:
-        """So many micro-steps follow."""
+        """Begin a step of so many microbatches."""
 
     def finish(self) -> None:
-        """Return when all that was sent has left."""
+        """Wait until everything has been sent."""
 
 
 class Worker:
-    """Worker number `worker` of `workers`; each takes a contiguous part of every global batch, in K micro-steps of B.
+    """Worker number `worker` of `workers`. Each takes a contiguous part of every global batch, in K microbatches of B.
 
-    The s-th step (s = 0, 1, ...) uses windows s*G .. (s+1)*G-1, G = B K workers. So G alone decides which windows a
-    step uses, and with them the loss curve. The first micro-step writes the gradients and the others add to them.
-    Without keeps_gradients each micro-step writes, because the strategy takes its gradients away.
+    Step s = 0, 1, ... uses windows s*G .. (s+1)*G-1, with G = B K workers. So G alone decides which windows a step
+    uses, and with them the loss curve. The first microbatch writes the gradients and the others add to them. Without
+    keeps_gradients each microbatch writes, because the strategy takes its gradients away.
 
-    actions: what it does in a step (gpt2/pipeline.py), the model having room for the micro-steps that are under way.
-    stage_links: of a pipeline's stage, to its neighbours. The ranks that share a model are one worker: each reads its
-    windows, and part 0 of the last stage counts the losses. Where the model has a lookup, it is told what this step and
-    the next one look up.
+    actions: what the worker does in a step (gpt2/pipeline.py). stage_links: to neighbouring pipeline stages. The ranks
+    that share a model are one worker: each reads the worker's windows, and the first tensor-parallel rank of the last
+    stage counts the losses. If the model has a lookup, it learns which tokens this step and the next one look up.
     """
 
     def __init__(
@@ -48,24 +47,32 @@ class Worker:
         keeps_gradients: bool = True,
         stage_links=None,
     ):
-        self.model, self.train, self.val, self.tracer = model, train, val, tracer
-        self.actions, self.worker, self.workers = actions, worker, workers
-        self.keeps_gradients, self.stage_links = keeps_gradients, stage_links or NoStageLinks()
+        self.model = model
+        self.train = train
+        self.val = val
+        self.tracer = tracer
+        self.actions = actions
+        self.worker = worker
+        self.workers = workers
+        self.keeps_gradients = keeps_gradients
+        self.stage_links = stage_links or NoStageLinks()
         self.micro_steps = len(actions) // 2
         self.global_batch = model.batch_size * self.micro_steps * workers
         self.scale = 1.0 / (self.global_batch * model.sequence_length)
         shape = (len(model.kept), model.batch_size, model.sequence_length)
-        self.inputs, self.targets = np.empty(shape, np.int32), np.empty(shape, np.int32)
+        self.inputs = np.empty(shape, np.int32)
+        self.targets = np.empty(shape, np.int32)
         self.counts_losses = model.shard.is_last and model.shard.tp_rank == 0
 
     def gradients(self, step: int, gradients_final) -> float:
-        """Compute the gradients of step 1, 2, ... into the model's gradient buffer; returns this rank's part of the
-        mean loss.
+        """Compute the gradients of step 1, 2, ... into the model's gradient buffer. Return this rank's part of the mean
+        loss.
 
-        gradients_final(start, stop) is called as soon as a range of them is final: in the last micro-step, or in each
-        one if gradients are not kept.
+        gradients_final(start, stop) is called as soon as a range is final: in the last microbatch, or in each one if
+        gradients are not kept.
         """
-        first, loss = self._first_window(step), 0.0
+        first = self._first_window(step)
+        loss = 0.0
         if self.model.lookup is not None:
             self._tell_lookup(step)
         self.stage_links.begin(self.micro_steps, self.micro_steps)
@@ -87,7 +94,8 @@ class Worker:
             self.model.lookup.begin(*ids)
 
     def _forward(self, first: int, micro_step: int) -> float:
-        slot, shard = micro_step % len(self.inputs), self.model.shard
+        slot = micro_step % len(self.inputs)
+        shard = self.model.shard
         with self.tracer.phase("data"):
             self.train.read(first + micro_step * self.model.batch_size, self.inputs[slot], self.targets[slot])
         if not shard.is_first:
@@ -99,26 +107,27 @@ class Worker:
         return loss
 
     def _backward(self, micro_step: int, gradients_final) -> None:
-        slot, shard = micro_step % len(self.inputs), self.model.shard
+        slot = micro_step % len(self.inputs)
+        shard = self.model.shard
         if not shard.is_last:
             self.stage_links.receive(UP, self.model.dresidual)
         is_final = micro_step == self.micro_steps - 1 or not self.keeps_gradients
         with self.tracer.phase("backward"):
             accumulates = micro_step > 0 and self.keeps_gradients
             final = gradients_final if is_final else no_hook
-            # A head that is borrowed goes back once a step, however often the strategy takes gradients away.
+            # The gradient of a tied head goes back once a step, however often the strategy takes gradients away.
             head = {} if shard.is_first else {"accumulate_head": micro_step > 0}
             self.model.backward(accumulates, final, slot, **head)
         if not shard.is_first:
             self.stage_links.send(UP, self.model.dresidual)
 
     def validation_loss(self, batches: int, after_batch: Callable[[], None] = lambda: None) -> tuple[float, int]:
-        """(sum of losses, tokens) of this worker's part of the first windows of the validation set; of the ranks that
-        share a model, from the one that counts the losses.
+        """Return (sum of losses, tokens) of this worker's part of the first windows of the validation set; (0, 0) on
+        ranks that do not count losses.
 
-        Each worker takes `batches` of B windows, or fewer where the set ends; 0: all workers together take the whole
-        set. All of them compute the same number of batches, even if the last one of some holds no window: parameters
-        may have to be gathered for each batch, and that takes every rank. after_batch() is called after each.
+        Each worker takes `batches` batches of B windows, or fewer at the end of the set; 0: all workers together take
+        the whole set. All workers compute the same number of batches, even if a last one is empty: gathering parameters
+        for a batch may need every rank. after_batch() is called after each batch.
         """
         B, T = self.inputs.shape[1:]
         wanted = batches * B * self.workers or self.val.count
@@ -134,10 +143,14 @@ class Worker:
         return (total, (stop - start) * T) if self.counts_losses else (0.0, 0)
 
     def _validation_losses(self, first: int, count: int) -> float:
-        """The sum of the losses of `count` validation windows; 0 from a stage that is not the last."""
-        inputs, targets, shard = self.inputs[0], self.targets[0], self.model.shard
+        """Return the sum of the losses of `count` validation windows; 0 on stages before the last."""
+        inputs = self.inputs[0]
+        targets = self.targets[0]
+        shard = self.model.shard
         self.val.read(first, inputs[:count], targets[:count])
-        inputs[count:], targets[count:] = 0, 0  # rows beyond the last window are computed and not counted
+        # rows beyond the last window are computed and not counted
+        inputs[count:] = 0
+        targets[count:] = 0
         if not shard.is_first:
             self.stage_links.receive(DOWN, self.model.inputs(0))
         losses = self.model.token_losses(inputs, targets)
@@ -147,17 +160,17 @@ class Worker:
         return float(losses[:count].sum(dtype=np.float64))
 
     def seconds(self) -> tuple[float, float, float, float]:
-        """Of the step that has just been made: (seconds of exchange that nothing hid, seconds of computing gradients,
-        seconds of all its phases so far, seconds of waiting for neighbouring stages).
+        """Return for this step: seconds of exchange that nothing hid, of computing gradients, of all phases so far, and
+        of waiting for neighbouring stages.
 
-        Waiting for data counts as computing: a rank that its data holds up is slow for the others all the same.
+        Waiting for data counts as computing, as it makes the rank slow for the others in the same way.
         """
         computing = "data", "forward", "backward"
         return tuple(self.tracer.seconds(*phases) for phases in (EXCHANGE, computing, PHASES, PIPELINE))
 
 
 class Server:
-    """A rank that computes no gradients (--server dedicated): it adds nothing to what is summed over the workers."""
+    """A rank that computes no gradients (--server dedicated). It adds nothing to the sums over the workers."""
 
     def gradients(self, step: int, gradients_final) -> float:
         return 0.0
@@ -166,5 +179,5 @@ class Server:
         return 0.0, 0
 
     def seconds(self) -> tuple[float, float, float, float]:
-        """nan: it is neither slow nor fast."""
+        """Return nan as computing time: a server is neither slow nor fast."""
         return 0.0, math.nan, 0.0, 0.0

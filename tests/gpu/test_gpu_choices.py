@@ -184,7 +184,7 @@ def test_auto_tries_strategies_between_gpus(comm, trainer, capsys):
 
 
 def test_a_strategy_that_declares_nothing_of_gpus_goes_through_host_memory():
-    from scripts.backends.transports import Found, choose_transport
+    from scripts.backends.transports import Obstacles, choose_transport
 
     class OnHosts(Tree):
         on_gpus = None
@@ -193,7 +193,7 @@ def test_a_strategy_that_declares_nothing_of_gpus_goes_through_host_memory():
         SimpleNamespace(
             transport="auto", wire="float32", overlap=True, op=None, tensor_parallel=1, pipeline_parallel=1
         ),
-        Found(None, None, []),
+        Obstacles(None, None, []),
     )
     why = "tree does not declare how it exchanges between GPUs"
     assert choose_transport([OnHosts], settings, 2, all_there) == ("host", why)
@@ -203,14 +203,14 @@ def test_a_strategy_that_declares_nothing_of_gpus_goes_through_host_memory():
 
 
 def test_the_own_operation_goes_through_host_memory():
-    from scripts.backends.transports import Found, choose_transport
+    from scripts.backends.transports import Obstacles, choose_transport
 
     kind = STRATEGIES["reduce-scatter"]
     settings, all_there = (
         SimpleNamespace(
             transport="auto", wire="float32", overlap=False, op="own", tensor_parallel=1, pipeline_parallel=1
         ),
-        Found(None, None, []),
+        Obstacles(None, None, []),
     )
     assert choose_transport([kind], settings, 2, all_there) == ("host", "--op own adds in host memory")
     settings.op = None

@@ -10,7 +10,7 @@ import pytest
 
 from gpt2.kernels.numpy import Cores
 from scripts.training import utilization
-from scripts.training.utilization import PERIODS, SHAPES, Peak, Utilization, datasheet_peak, product_rates
+from scripts.training.utilization import PERIODS, SHAPES, PeakRate, datasheet_peak, product_rates
 from tests.support.in_process import log
 from tests.support.in_process import train as train_here
 
@@ -62,12 +62,11 @@ def test_the_best_period_of_all_ranks_together_is_the_peak(comm, monkeypatch):
 
 
 def test_a_step_above_the_peak_takes_its_place():
-    peak = Peak([None, 0.5, 0.5], "measured")
+    peak = PeakRate([None, 0.5, 0.5], "measured")
     assert peak.mfu(0.4e12) == {"mfu": 0.4}
-    seen = Utilization(peak)
-    assert seen.of_step(1e12) == {"mfu": 1.0}, "all of it is no more than it"
-    assert seen.of_step(2e12) == {"mfu": 1.0, "peak_underestimated": True}
-    assert seen.of_step(1e12) == {"mfu": 0.5, "peak_underestimated": True}
+    assert peak.mfu(1e12, 1e12) == {"mfu": 1.0}, "all of it is no more than it"
+    assert peak.mfu(2e12, 2e12) == {"mfu": 1.0, "peak_underestimated": True}
+    assert peak.mfu(1e12, 2e12) == {"mfu": 0.5, "peak_underestimated": True}
 
 
 @pytest.mark.any_mpi
@@ -133,7 +132,7 @@ def gpu(name, number):
 def test_the_datasheets_of_gpus():
     h200, a100 = "NVIDIA H200", "NVIDIA A100-SXM4-80GB"
     peak = datasheet_peak([gpu(h200, 0), gpu(h200, 1), gpu(a100, 0)], ["a", "a", "b"], [True] * 3)
-    assert peak == Peak([990, 990, 312], f"datasheet of {a100}, {h200}, dense bfloat16")
+    assert peak == PeakRate([990, 990, 312], f"datasheet of {a100}, {h200}, dense bfloat16")
     assert peak.mfu(229.2e12) == {"mfu": pytest.approx(0.1)}
     peak = datasheet_peak([gpu(h200, 0)] * 3, ["a", "a", "b"], [True] * 3)
     assert peak.tflops == [495, 495, 990], "two share one"

@@ -21,7 +21,7 @@ from gpt2.optimizer import AdamW, AdamWSettings, clip_scale
 from gpt2.parallel_model import ParallelGPT2
 from gpt2.parameters import Layout, Parameters, initialize
 from gpt2.pipeline import SCHEDULES, most_in_flight
-from scripts.training.borrowing import Borrowing
+from scripts.training.model_sync import ModelSync
 from scripts.training.worker import NoStageLinks, Worker
 from strategies import STRATEGIES
 from tests.support.jobs import host_job
@@ -104,7 +104,7 @@ class Training:
         views = self._filled_views()
         strategy, micro_steps = kind(self._job(kind)), problem.global_batch // (micro_batch * cut.copies)
         parts, stage_links = self.parts if cut.parts > 1 else None, self.stage_links if cut.stages > 1 else None
-        self.strategy = Borrowing(strategy, KERNELS, *views, parts, stage_links, micro_steps)
+        self.strategy = ModelSync(strategy, KERNELS, *views, parts, stage_links, micro_steps)
         actions = SCHEDULES[cut.schedule](self.mesh.stage, cut.stages, micro_steps)
         self.model = ParallelGPT2(
             poking(KERNELS, self.strategy.poke), *views, micro_batch, problem.length, self.parts,

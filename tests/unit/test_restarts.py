@@ -13,9 +13,9 @@ import pytest
 
 from gpt2.errors import UserError
 from scripts import train
-from scripts.training import launched
+from scripts.training import launched_ranks
 from scripts.training import restarts as module
-from scripts.training.launched import GONE_S, Signs
+from scripts.training.launched_ranks import GONE_S, SignsOfLife
 from scripts.training.lock_file import LOCK, own_lock
 from scripts.training.restarts import (
     last_step,
@@ -75,7 +75,7 @@ raise SystemExit(now["code"])
 @pytest.fixture
 def play(tmp_path, monkeypatch, capsys):
     """play(starts, restarts): the exit code, what was said, and the pauses between starts."""
-    numbers = (*launched.ENDING, signal.SIGUSR1)
+    numbers = (*launched_ranks.ENDING, signal.SIGUSR1)
     before, mask = (
         {number: signal.getsignal(number) for number in numbers},
         signal.pthread_sigmask(signal.SIG_BLOCK, []),
@@ -83,8 +83,10 @@ def play(tmp_path, monkeypatch, capsys):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, under which the tests may run, has it ignored
     for name in (*module.RANKS, "SLURM_STEP_ID", "SLURM_JOB_NODELIST"):
         monkeypatch.delenv(name, raising=False)
-    pauses, wait = [], module.Ranks.ends_within
-    monkeypatch.setattr(module.Ranks, "ends_within", lambda self, s: pauses.append(s) or wait(self, min(s, 0.01)))
+    pauses, wait = [], module.LaunchedRanks.ends_within
+    monkeypatch.setattr(
+        module.LaunchedRanks, "ends_within", lambda self, s: pauses.append(s) or wait(self, min(s, 0.01))
+    )
 
     def play(starts, restarts=5, version="HYDRA build details", launcher="mpirun", limit_s=0.0, minutes=0.0):
         program = tmp_path / launcher
@@ -202,7 +204,7 @@ def test_restarts_are_used_up(play):
     assert "failed after step 3, and no restarts are left: raise --restarts" in said
 
 
-@pytest.mark.parametrize(("code", "says"), [(2, "no restart, as exit code 2"), (75, "a signal"), (130, "a signal")])
+@pytest.mark.parametrize(("code", "says"), [(2, "no restart after exit code 2"), (75, "a signal"), (130, "a signal")])
 def test_mistakes_and_wishes_are_not_failures(play, code, says):
     found, said, pauses = play([start(5, code, 4)])
     assert (found, pauses) == (code, [])
@@ -250,7 +252,7 @@ def test_signals_come_as_the_launcher_hands_them_on(play, tmp_path, launcher, ve
 
 def test_a_signal_that_interrupts_the_handler_of_another_does_not_block_it(play):
     """At every line that the first handler runs, the library's included."""
-    ranks, lines = module.Ranks("srun", Path("run"), 0.0), []
+    ranks, lines = module.LaunchedRanks("srun", Path("run"), 0.0), []
 
     def interrupt(frame, event, argument):
         if event == "line":
@@ -274,7 +276,9 @@ def test_a_signal_that_interrupts_the_handler_of_another_does_not_block_it(play)
 
 
 def test_a_signal_in_a_pause_ends_it(play, monkeypatch):
-    monkeypatch.setattr(module.Ranks, "ends_within", lambda self, s: os.kill(os.getpid(), signal.SIGTERM) or True)
+    monkeypatch.setattr(
+        module.LaunchedRanks, "ends_within", lambda self, s: os.kill(os.getpid(), signal.SIGTERM) or True
+    )
     code, said, _ = play([start(5, 1, 4), start(9, 0, summary=True)])
     assert code == 75
     assert said.splitlines()[-1] == "train.py: a signal ended the run after step 5: the same command goes on"
@@ -369,8 +373,8 @@ def test_progress_is_read_from_whole_lines(tmp_path):
 
 
 def test_a_start_that_stands_still_is_ended_with_all_its_processes_and_is_a_failed_one(play, tmp_path, monkeypatch):
-    monkeypatch.setattr(launched, "LOOK_S", 0.05)
-    monkeypatch.setattr(launched, "TO_END_S", 0.3)
+    monkeypatch.setattr(launched_ranks, "LOOK_S", 0.05)
+    monkeypatch.setattr(launched_ranks, "TO_END_S", 0.3)
     code, said, pauses = play([start(5, 0, 4, wait=200, deaf=True), start(9, 0, summary=True)], limit_s=1.5)
     assert (code, pauses) == (0, [5])
     assert re.search(rf"this start has written nothing to {tmp_path}/run for [12] s \(--restart-after\): it is", said)
@@ -382,7 +386,7 @@ def test_a_start_that_stands_still_is_ended_with_all_its_processes_and_is_a_fail
 
 def test_a_start_that_ends_on_the_way_is_none_that_a_signal_ended(play, tmp_path, monkeypatch):
     """Ranks that answer the SIGTERM by a checkpoint: exit code 75."""
-    monkeypatch.setattr(launched, "LOOK_S", 0.05)
+    monkeypatch.setattr(launched_ranks, "LOOK_S", 0.05)
     code, said, _ = play([start(5, 0, 4, wait=20), start(9, 0, summary=True)], limit_s=1.5)
     assert (code, (tmp_path / "signals").read_text()) == (0, "SIGTERM\n")
     assert "ended with code 124" in said
@@ -400,7 +404,7 @@ def run(tmp_path):
     "written", ["log.jsonl", "config.json", "checkpoints/step-00000008.part/rank-00001.safetensors"]
 )
 def test_what_a_run_writes_is_a_sign_that_it_moves_on(run, written):
-    signs = Signs(run, 100)
+    signs = SignsOfLife(run, 100)
     for look in range(30):
         assert signs.why_over(60) is None
         (run / written).write_text("." * look)
@@ -410,14 +414,14 @@ def test_what_a_run_writes_is_a_sign_that_it_moves_on(run, written):
 
 
 def test_rank_0_s_life_is_none_but_the_lack_of_it_says_that_the_ranks_are_gone(run):
-    beating, silent = Signs(run, 3 * GONE_S), Signs(run, 3 * GONE_S)
+    beating, silent = SignsOfLife(run, 3 * GONE_S), SignsOfLife(run, 3 * GONE_S)
     assert [silent.why_over(GONE_S) for _ in range(2)] == [None] * 2, "the lock is an earlier start's"
     for beat in range(2):
         os.utime(run / LOCK, (beat, beat))
         assert beating.why_over(GONE_S) is None
     os.utime(run / LOCK, (9, 9))
     assert "has written nothing" in beating.why_over(GONE_S)
-    gone = Signs(run, 3 * GONE_S)
+    gone = SignsOfLife(run, 3 * GONE_S)
     (run / LOCK).unlink()
     assert gone.why_over(GONE_S) is None
     assert "rank 0's last sign of life" in gone.why_over(GONE_S)
@@ -427,11 +431,11 @@ def test_no_limit_and_a_file_system_with_a_fault_end_nothing(run, monkeypatch):
     def fail(path):
         raise UserError(f"{path}: Input/output error")
 
-    never, signs = Signs(run, 0), Signs(run, 10)
+    never, signs = SignsOfLife(run, 0), SignsOfLife(run, 10)
     os.utime(run / LOCK, (1, 1))
     assert [never.why_over(1e9) for _ in range(3)] == [None] * 3
     with monkeypatch.context() as patch:
-        patch.setattr(launched, "look", fail)
+        patch.setattr(launched_ranks, "look", fail)
         assert [signs.why_over(1e9) for _ in range(3)] == [None] * 3
     assert signs.why_over(5) is None
     assert signs.why_over(10) is not None

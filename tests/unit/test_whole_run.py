@@ -10,6 +10,7 @@ from scripts.prediction.run_prediction import own_schedule
 from scripts.reports.verdict import start_text
 from scripts.training.meeting import MeetingPoint, RankReports
 from scripts.training.step_records import StepRecords
+from scripts.training.utilization import PeakRate
 from tests.support.drawn import is_inside, top_of
 from tests.support.make_run import simulate, write_run
 from traces import read_run
@@ -135,7 +136,7 @@ def test_long_runs_are_drawn_in_columns_that_lose_no_extreme():
 
 
 def test_memory_is_noted_at_the_start_and_where_it_has_grown():
-    records = StepRecords(10, 1.0, type("None_", (), {"of_step": lambda self, rate: {}})(), [0, 0])
+    records = StepRecords(10, 1.0, PeakRate(None, "unknown"), [0, 0])
     noted = []
     for step, sizes in enumerate(([3e9, 5e9], [3e9, 5.04e9], [6e9, 5e9]), start=1):
         meeting = RankReports(1.0, [], [], [0, 0], [1, 1], [1, 1], 0, [], memory_bytes=sizes)

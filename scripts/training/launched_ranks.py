@@ -1,18 +1,19 @@
-"""The ranks of --restarts under their launcher: a start at a time, the signals for it, its end where it stands still.
+"""The ranks of --restarts under their launcher: start them, pass signals on, end a start that makes no progress.
 
-Some starts never end by themselves. Open MPI's mpirun stays where a host's cable was cut, though all ranks have ended.
-Ranks that hang before their first step do not watch each other yet (dist/watch), one rank alone is watched by nobody,
-and neither are ranks that write the run's last checkpoint. So this process looks at what grows in the run folder:
+Some starts never end by themselves. Open MPI's mpirun stays when a host's cable is cut, though all ranks have ended.
+Nobody watches ranks that hang before their first step (dist/watch begins there), a single rank, or ranks that write the
+run's last checkpoint. So this process watches the files in the run folder:
 
-- A run that moves on writes config.json after its first step, a line of its log each step, and parts of a checkpoint
-  meanwhile. A start that writes none of it for --restart-after seconds has failed. Nothing shows within a step, nor
-  while the run compiles, tokenizes a text or validates: the limit has to be longer than each of these. The default, an
-  hour, is many times as long, so a run that moves on is not ended.
-- Rank 0 touches the lock every two seconds while it lives, hanging or not (lock_file.py). If that ends, too, the ranks
-  are gone: after GONE_S the launcher is. GONE_S is six times as long as what lets another job take over such a lock.
+- A run that makes progress writes config.json after its first step, a line of its log each step, and parts of
+  checkpoints. A start that writes nothing for --restart-after seconds has failed. Nothing is written within a step, nor
+  while the run compiles, tokenizes a text or validates, so the limit must be longer than each of these. The default is
+  an hour.
+- Rank 0 touches the lock every two seconds while it lives, even if it hangs (lock_file.py). When that stops, the ranks
+  are gone, and after GONE_S the launcher is ended. GONE_S is six times as long as another job waits before it takes
+  over such a lock.
 
-Seconds count only while this process looks, so nothing is over for a job that was suspended as a whole. A file system
-that does not answer holds the look up, and no second counts.
+Only seconds in which this process runs count, so a job that was suspended as a whole is not ended. Seconds in which the
+file system does not answer do not count.
 """
 
 import os
@@ -31,28 +32,33 @@ from gpt2.errors import UserError
 from scripts.training.lock_file import LOCK, look
 from scripts.training.signals import WAITING
 
-LOG, CONFIG, SUMMARY = "log.jsonl", "config.json", "summary.json"
+LOG = "log.jsonl"
+CONFIG = "config.json"
+SUMMARY = "summary.json"
 WRITTEN = LOG, CONFIG, SUMMARY
 LOOK_S = 5.0
 GONE_S = 120.0
 TO_END_S = 60.0  # from SIGTERM to SIGKILL: srun gives its ranks SLURM's KillWait, 30 s by default
-STOOD_STILL = 124  # exit code, as timeout's
-# What asks for the end: SIGHUP, too, of a terminal that is closed, but under nohup. SIGUSR1 asks for a checkpoint.
+STOOD_STILL = 124  # exit code, like that of timeout(1)
+# Requests for the end. SIGHUP comes from a terminal that is closed; under nohup it is ignored.
 ENDING = signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP
 
 
-class Ranks:
-    """The ranks under their launcher, one start at a time, and the signals that this process gets for them.
+class LaunchedRanks:
+    """The ranks under their launcher, one start at a time. Passes the signals of this process on to them.
 
     folder: of the run. limit_s: --restart-after, 0 for no limit.
     """
 
     def __init__(self, launcher: str, folder: Path, limit_s: float):
-        # A queue, as a second signal may interrupt the handler of the first: an Event would wait for itself there.
-        self._process, self._ended, self.has_ended = None, SimpleQueue(), False
-        self._folder, self._limit_s = folder, limit_s
-        # srun answers SIGTERM by killing the ranks, Open MPI's mpirun by killing its daemons, and both keep Ctrl-C for
-        # themselves; MPICH's mpirun dies of SIGUSR2.
+        # A queue, as a second signal may interrupt the handler of the first. An Event would deadlock there.
+        self._process = None
+        self._ended = SimpleQueue()
+        self.has_ended = False
+        self._folder = folder
+        self._limit_s = limit_s
+        # On SIGTERM srun kills the ranks, and Open MPI's mpirun kills its daemons; neither passes Ctrl-C on. MPICH's
+        # mpirun dies of SIGUSR2.
         self._is_hydra = Path(launcher).name != "srun" and not is_open_mpi(launcher)
         for number in (*ENDING, signal.SIGUSR1):
             if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP:
@@ -60,14 +66,14 @@ class Ranks:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITING)
 
     def run(self, command: list[str]) -> int:
-        """Start them, and wait for their end: the launcher's exit code, as a shell gives it, or STOOD_STILL."""
-        signs = Signs(self._folder, self._limit_s)
+        """Start the ranks and wait for their end. Return the launcher's exit code as a shell does, or STOOD_STILL."""
+        signs = SignsOfLife(self._folder, self._limit_s)
         try:
-            # A session of its own: the terminal's Ctrl-C comes from here alone, and once.
+            # A new session, so that Ctrl-C reaches it only from here, and once.
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
             end_without_mpi(f"--launcher {command[0]}: {error.strerror}: name one that is there", True)
-        if self.has_ended:  # a signal came while this start was prepared, and had nobody to be handed to
+        if self.has_ended:  # a signal came while this start was prepared
             self._process.send_signal(self._end_signal())
         guard = Guard(self._process, signs)
         code = self._process.wait()
@@ -76,7 +82,7 @@ class Ranks:
         return STOOD_STILL if guard.has_ended_it else code if code >= 0 else 128 - code
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait so long, or until a signal asks for the end: whether one did."""
+        """Wait so long, or until a signal requests the end. Return whether one did."""
         with suppress(Empty):
             self._ended.get(timeout=seconds)
         return self.has_ended
@@ -87,7 +93,7 @@ class Ranks:
             self.has_ended = True
             self._ended.put(number)
             number = number if self._is_hydra and number == signal.SIGINT else self._end_signal()
-        with suppress(AttributeError, ProcessLookupError):  # between two starts there are none
+        with suppress(AttributeError, ProcessLookupError):  # between two starts there are no ranks
             self._process.send_signal(signal.SIGKILL if is_second else number)
 
     def _end_signal(self) -> int:
@@ -95,13 +101,15 @@ class Ranks:
 
 
 class Guard:
-    """A thread that looks at a start's signs, and where it is time ends the launcher with all of its process group.
+    """A thread that watches a start's signs of life, and ends the launcher's process group when they are missing.
 
-    A thread, as a look may wait for the file system: signals are handed on meanwhile, and the launcher may end.
+    It is a thread because the file system may not answer. Signals are still passed on, and the launcher may end.
     """
 
-    def __init__(self, process: subprocess.Popen, signs: "Signs"):
-        self._process, self._signs, self._looked_at = process, signs, time.monotonic()
+    def __init__(self, process: subprocess.Popen, signs: "SignsOfLife"):
+        self._process = process
+        self._signs = signs
+        self._looked_at = time.monotonic()
         self.has_ended_it = False
         self._thread = Repeating(self._look, LOOK_S, "restarts")
 
@@ -110,7 +118,8 @@ class Guard:
 
     def _look(self) -> None:
         now = time.monotonic()
-        passed_s, self._looked_at = min(now - self._looked_at, 2 * LOOK_S), now
+        passed_s = min(now - self._looked_at, 2 * LOOK_S)
+        self._looked_at = now
         why = self._signs.why_over(passed_s)
         if why and self._process.poll() is None:
             self.has_ended_it = True
@@ -125,22 +134,26 @@ class Guard:
             os.killpg(self._process.pid, number)
 
 
-class Signs:
-    """What a start shows in its run folder, and for how long it has shown nothing new. limit_s: as Ranks'."""
+class SignsOfLife:
+    """A start's signs of life in its run folder, and for how long they are missing. limit_s: see LaunchedRanks."""
 
     def __init__(self, folder: Path, limit_s: float):
-        self._folder, self._limit_s = folder, limit_s
-        self._has_lock, self._still_s, self._gone_s = False, 0.0, 0.0
+        self._folder = folder
+        self._limit_s = limit_s
+        self._has_lock = False
+        self._still_s = 0.0
+        self._gone_s = 0.0
         self._seen = self._look()
 
     def why_over(self, passed_s: float) -> str | None:
-        """A look, so many seconds after the last one: why this start has failed, in words; None if it goes on."""
-        before, now = self._seen, self._look()
+        """Look again, passed_s after the last time. Return why this start has failed, None if it has not."""
+        before = self._seen
+        now = self._look()
         self._seen = now or before
         if before is None or now is None:
             return None
         has_touched, has_written = (one != other for one, other in zip(before, now, strict=True))
-        self._has_lock |= has_touched  # one that never changes is an earlier start's
+        self._has_lock |= has_touched  # a lock that never changes belongs to an earlier start
         self._still_s = 0.0 if has_written else self._still_s + passed_s
         self._gone_s = 0.0 if has_written or has_touched else self._gone_s + passed_s
         if 0 < self._limit_s <= self._still_s:
@@ -150,7 +163,7 @@ class Signs:
         return None
 
     def _look(self) -> tuple | None:
-        """(the lock, what is written); None where the file system has a fault, which says nothing of the ranks."""
+        """Return (the lock, the written files); None if the file system fails, as that says nothing about the ranks."""
         try:
             return look(self._folder / LOCK), _written_in(self._folder)
         except (UserError, OSError):
@@ -158,7 +171,7 @@ class Signs:
 
 
 def _written_in(folder: Path) -> list[tuple]:
-    """(path, size, time of its last change) of what a run writes as it moves on. OSError."""
+    """Return (path, size, time of last change) of the files that a run writes as it makes progress. OSError."""
     parts = folder / "checkpoints"
     paths = [*(folder / name for name in WRITTEN), *sorted(parts.glob("*")), *sorted(parts.glob("*.part/*"))]
     found = []
