@@ -1,18 +1,18 @@
-"""The two flat buffers of a rank, parameters and gradients: its own memory, or memory that its node's ranks share."""
+"""The two flat buffers of a rank, parameters and gradients: its own memory, or memory shared in its node."""
 
 import mmap
 
 import numpy as np
 
-from dist.looked_up import LookedUp, ids_and_values
 from dist.node_memory import NodeMemory, check_room
+from dist.sparse_gradient import SparseGradient, ids_and_values
 from dist.waiting import barrier
 from dist.world import World
 
 
 def host_zeros(length: int) -> np.ndarray:
-    """(length,) float32 in host memory, on pages that no other array is on: a GPU's driver pins whole pages, each
-    once."""
+    """Return (length,) float32 zeros in host memory, on pages of their own: a GPU's driver pins whole pages, once
+    each."""
     item, pages = np.dtype(np.float32).itemsize, -(-length * 4 // mmap.PAGESIZE)
     memory = np.zeros((pages + 1) * mmap.PAGESIZE // item, np.float32)
     start = -memory.ctypes.data % mmap.PAGESIZE // item
@@ -31,23 +31,23 @@ class OwnBuffers:
     def __init__(self, world: World, size: int, ranges=(), zeros=host_zeros):
         self.parameters, self.gradients, self.zeros = zeros(size), zeros(size), zeros
 
-    def new_lookup(self, shape: tuple[int, int], most: int) -> LookedUp:
-        """Make room for the sparse gradient of a table of this shape: at most `most` rows per step."""
-        return LookedUp(shape, ids_and_values(most, shape[1], lambda count, dtype: [np.zeros(count, dtype)]))
+    def new_sparse_gradient(self, shape: tuple[int, int], most: int) -> SparseGradient:
+        """Return room for at most `most` rows that a step looks up in a table of that shape."""
+        return SparseGradient(shape, ids_and_values(most, shape[1], lambda count, dtype: [np.zeros(count, dtype)]))
 
     def filled(self, start: int, stop: int) -> None:
-        """The first parameters of a range have been written."""
+        """Do nothing: the first parameters of a range have been written."""
 
     def close(self) -> None:
-        """Nothing is shared."""
+        """Do nothing: no memory is shared."""
 
 
 class NodeBuffers(NodeMemory):
-    """One copy of the `parameters` for all ranks of a node, and a window on each other's `gradients`. Collective.
+    """`parameters` that all ranks of a node share, and a window on each other's `gradients`. Collective.
 
-    local_gradients[i] are those of local rank i; the node's sum is made in local_gradients[0]. Only the leader fills in
-    the first parameters. After that the strategy decides who writes what; `arrive` and `arrived` tell the others when.
-    Of a group of ranks (World.whole), all groups make theirs together.
+    local_gradients[i] belong to local rank i; the node's sum is made in local_gradients[0]. Only the leader fills the
+    first parameters. After that the strategy decides who writes what; `arrive` and `arrived` tell the others when. The
+    groups of a job (World.whole) make theirs together.
     """
 
     def __init__(self, world: World, size: int, ranges=()):
@@ -61,15 +61,15 @@ class NodeBuffers(NodeMemory):
         self.gradients = self.local_gradients[world.local_rank]
         barrier(world.job.local_comm)
 
-    def new_lookup(self, shape: tuple[int, int], most: int) -> LookedUp:
-        """Make room as OwnBuffers does, in memory that the node's ranks share. Collective."""
+    def new_sparse_gradient(self, shape: tuple[int, int], most: int) -> SparseGradient:
+        """Return room as OwnBuffers does; the node's ranks see each other's rows. Collective."""
         check_room(self._world, 4 * (most * shape[1] + 2 * (1 + most)), "gradients of looked-up rows")
-        return LookedUp(shape, ids_and_values(most, shape[1], self.share), self._world.local_rank)
+        return SparseGradient(shape, ids_and_values(most, shape[1], self.share), self._world.local_rank)
 
     def filled(self, start: int, stop: int) -> None:
-        """The first parameters of a range have been written."""
+        """Do nothing: the first parameters of a range have been written."""
 
     def close(self) -> None:
-        """Give the memory back; the arrays must not be used any more. Collective over the node."""
+        """Free the memory; the arrays must not be used any more. Collective over the node."""
         self.parameters = self.gradients = self.local_gradients = None
         super().close()

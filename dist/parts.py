@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from dist.buffers import host_zeros
-from dist.host import ring
+from dist.host import host_ring
 from dist.node_memory import NodeMemory, check_room
 from dist.ranges import cut
 from dist.waiting import barrier, nothing, wait_nearby
@@ -21,26 +21,26 @@ from dist.world import World
 SMALL = 1 << 14  # elements: so few are added by every rank for itself, which spares a meeting
 
 
-def new_parts(parts_world: World, elements: int, phase, poke=nothing) -> "SharedParts | RingParts":
+def new_parts(parts_world: World, elements: int, phase, progress=nothing) -> "SharedParts | RingParts":
     """For rows of at most `elements`. Collective over the job: where the memory is too small it ends with one line.
 
-    phase(name, bytes): a context manager around each call's work (Tracer.interruption). poke(), an attribute too, is
-    called while a rank waits.
+    phase(name, bytes): a context manager around each call's work (Tracer.interruption). progress(), also an attribute,
+    is called while a rank waits.
     """
     kind = SharedParts if parts_world.local_size == parts_world.size else RingParts
     own_bytes = kind.shared_bytes(parts_world, elements)
     check_room(parts_world, own_bytes, "the sums over parts of tensors", ", or train with a smaller --tensor-parallel")
-    parts = kind(parts_world, elements, phase, poke)
+    parts = kind(parts_world, elements, phase, progress)
     barrier(parts_world.job.local_comm)
     return parts
 
 
-class Parts:
+class TensorGroup:
     """What both kinds have in common: what is asked of them, and how it is timed."""
 
-    def __init__(self, parts_world: World, elements: int, phase, poke=nothing):
+    def __init__(self, parts_world: World, elements: int, phase, progress=nothing):
         self.rank, self.size, self.elements = parts_world.rank, parts_world.size, elements
-        self._phase, self.poke = phase, poke
+        self._phase, self.progress = phase, progress
 
     def share(self, count: int) -> tuple[int, int]:
         """[start, stop) of this part's share of `count` elements."""
@@ -76,7 +76,7 @@ class Parts:
         return rows
 
 
-class SharedParts(Parts):
+class SharedParts(TensorGroup):
     """In memory that the parts' node shares. Collective.
 
     Each rank has a room of its own, and all have one sum. Partial rows are written into the rooms; when all have come,
@@ -87,8 +87,8 @@ class SharedParts(Parts):
     is enough: who comes to the next has read the last. So it leaves the room and the sum as they are.
     """
 
-    def __init__(self, parts_world: World, elements: int, phase, poke=nothing):
-        super().__init__(parts_world, elements, phase, poke)
+    def __init__(self, parts_world: World, elements: int, phase, progress=nothing):
+        super().__init__(parts_world, elements, phase, progress)
         if parts_world.local_size != self.size:
             raise ValueError(
                 f"{parts_world.local_size} of {self.size} parts on this node, expected all: take RingParts"
@@ -167,17 +167,17 @@ class SharedParts(Parts):
         """Return when all parts have come here, and see what they wrote."""
         self._memory.arrive()
         self._meetings += 1
-        wait_nearby(self._memory.arrived(range(self.size), self._meetings), self.poke)
+        wait_nearby(self._memory.arrived(range(self.size), self._meetings), self.progress)
 
 
-class RingParts(Parts):
+class RingParts(TensorGroup):
     """By messages, where parts lie on several nodes: rows around a ring (host/ring.py), what is small to everybody.
 
     Nobody else uses parts_world's communicator.
     """
 
-    def __init__(self, parts_world: World, elements: int, phase, poke=nothing):
-        super().__init__(parts_world, elements, phase, poke)
+    def __init__(self, parts_world: World, elements: int, phase, progress=nothing):
+        super().__init__(parts_world, elements, phase, progress)
         self._comm, self._wire, self._tags = parts_world.comm, WireFormat().new(elements), itertools.cycle((1, 2))
         self._room, self._sum = host_zeros(elements), host_zeros(elements)
 
@@ -195,12 +195,12 @@ class RingParts(Parts):
     def _sum_rows(self, rows):
         total = self._sum[: rows.size]
         total[:] = rows.reshape(-1)
-        self._finish(ring.allreduce(self._comm, total, (), 0, len(total), self._wire, next(self._tags)))
+        self._finish(host_ring.allreduce(self._comm, total, (), 0, len(total), self._wire, next(self._tags)))
         return total.reshape(rows.shape)
 
     def _combine(self, function, rows):
         gathered = np.empty((self.size, len(rows)), rows.dtype)
-        wait_nearby(self._comm.Iallgather(rows.copy(), gathered), self.poke)
+        wait_nearby(self._comm.Iallgather(rows.copy(), gathered), self.progress)
         _combined(function, list(gathered), rows)
         return rows
 
@@ -209,16 +209,16 @@ class RingParts(Parts):
         lent = _side_by_side(packed, arrays)
         if self.rank == 0:
             _copy(arrays, lent)
-        wait_nearby(self._comm.Ibcast(packed, root=0), self.poke)
+        wait_nearby(self._comm.Ibcast(packed, root=0), self.progress)
         if self.rank > 0:
             _copy(lent, arrays)
 
     def _join(self, flat):
-        self._finish(ring.all_gather(self._comm, flat, 0, len(flat), self._wire, next(self._tags)))
+        self._finish(host_ring.all_gather(self._comm, flat, 0, len(flat), self._wire, next(self._tags)))
 
     def _finish(self, exchange):
         for request in exchange:
-            wait_nearby(request, self.poke)
+            wait_nearby(request, self.progress)
 
 
 def _combined(function, addends: list[np.ndarray], out: np.ndarray) -> None:

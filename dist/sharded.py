@@ -8,13 +8,13 @@ from itertools import accumulate
 import numpy as np
 
 from dist.buffers import OwnBuffers, host_zeros
-from dist.host import ring
+from dist.host import host_ring
 from dist.world import World
 
 LAYER_SLOTS = 2  # one range is computed while the one before it, or after it, travels
 
 
-class Parts:
+class OwnedParts:
     """What a rank owns of each range, zeroed: about 1/N of the vector.
 
     bounds: {(start, stop) of a range: [low, high) of this rank's part of it}. `flat` holds the parts side by side;
@@ -31,9 +31,9 @@ class Parts:
     def __getitem__(self, part: tuple[int, int]) -> np.ndarray:
         return self._views[part]
 
-    def alike(self) -> "Parts":
+    def alike(self) -> "OwnedParts":
         """Room for the same parts of another vector."""
-        return Parts(self.bounds, self._zeros)
+        return OwnedParts(self.bounds, self._zeros)
 
 
 class Slots:
@@ -69,11 +69,11 @@ class ShardedGradients(OwnBuffers):
         self._world, self._zeros, self.ranges = world, zeros, ranges
         self.parameters, self.gradients = zeros(size), Slots(ranges, zeros)
 
-    def new_parts(self) -> Parts:
+    def new_parts(self) -> OwnedParts:
         """Room for this rank's part of each range, on the buffers' device: the part whose sum a ring's reduce-scatter
         leaves here."""
         size, rank = self._world.size, self._world.rank
-        return Parts({part: ring.own_chunk(size, rank, *part) for part in self.ranges}, self._zeros)
+        return OwnedParts({part: host_ring.own_chunk(size, rank, *part) for part in self.ranges}, self._zeros)
 
 
 class ShardedParameters(ShardedGradients):

@@ -22,20 +22,22 @@ class StageLinks:
     shape: of the rows that are passed on, float32. phase(name, bytes=, root=): a context manager around the work of a
     call (Tracer.interruption); root is the peer's rank in the job. parts: those of this stage, where they share a
     memory (dist/parts.py): rows are the same on all of them, so each sends its share alone, and shares are joined where
-    they arrive. poke_others(), an attribute too, is called while this rank waits.
+    they arrive. progress_others(), an attribute too, is called while this rank waits.
 
     A micro-step's rows go into buffers of our own, which are used again: the caller's are free at once. What belongs to
     the head is sent from where it lies, and received there.
     """
 
-    def __init__(self, stages_world: World, shape: tuple[int, ...], phase, parts=None, poke_others=nothing):
-        self._comm, self._phase, self._parts, self.poke_others = stages_world.comm, phase, parts, poke_others
+    def __init__(self, stages_world: World, shape: tuple[int, ...], phase, parts=None, progress_others=nothing):
+        self._comm, self._phase, self._parts, self.progress_others = stages_world.comm, phase, parts, progress_others
         self.stage, self.stages = stages_world.rank, stages_world.size
         self._job_ranks = self._comm.allgather(stages_world.job.rank)
         self._share = slice(*(parts.share(prod(shape)) if parts else (0, prod(shape))))
         self._free = []
         self._sends = deque()  # (buffer, request), in their order
-        self._lent, self._borrowed, self._borrowed_bytes = deque(), deque(), 0  # requests
+        self._head_sends = deque()  # requests
+        self._head_receives = deque()
+        self._head_bytes = 0
         self._posted, self._left = {DOWN: deque(), UP: deque()}, {DOWN: 0, UP: 0}
 
     def begin(self, forwards: int, backwards: int) -> None:
@@ -49,9 +51,7 @@ class StageLinks:
     def receive(self, direction: int, into: np.ndarray) -> None:
         """The next rows that come down, or up, fill `into`, C-contiguous."""
         if not self._posted[direction]:
-            raise ValueError(
-                f"stage {self.stage} receives more than its step has: begin(...) must say how many there are"
-            )
+            raise ValueError(f"stage {self.stage} receives more than its step has: begin(...) says how many")
         buffer, request = self._posted[direction].popleft()
         with self._phase("recv", bytes=buffer.nbytes, root=self._job_ranks[self._source(direction)]):
             self._wait(request)
@@ -68,38 +68,34 @@ class StageLinks:
         with self._phase("send", bytes=buffer.nbytes, root=self._job_ranks[peer]):
             buffer[:] = rows.reshape(-1)[self._share]
             self._sends.append((buffer, self._comm.Isend(buffer, peer, direction)))
-            self.poke()
+            self.progress()
 
     # The head: the last stage uses the token embedding, which the first one owns, and returns its gradient. It is one
     # message: 76 MB over 4 Gbit/s took 175 ms, where one end called MPI every 5 ms; in 73 pieces 6 s (MPICH 5.0.2).
 
-    def lend_head(self, wte: np.ndarray) -> None:
-        """First stage: begin to send it to the last. It stays as it is until `finish`."""
-        self._send_head(wte)
+    def send_head(self, tensor: np.ndarray) -> None:
+        """Begin to send the embedding or its gradient to the other end. It stays as it is until `finish`."""
+        peer = self._head_peer()
+        with self._phase("borrow", bytes=tensor.nbytes, root=self._job_ranks[peer]):
+            self._head_sends.append(self._comm.Isend(tensor.reshape(-1), peer, HEAD))
+            self.progress()
 
-    def borrow_head(self, wte: np.ndarray) -> None:
-        """Begin to receive the tied embedding on the last stage, early, while this stage has nothing to do yet."""
-        self._receive_head(wte)
-
-    def return_head(self, dwte: np.ndarray) -> None:
-        """Last stage: begin to send its gradient. It stays as it is until `finish`."""
-        self._send_head(dwte)
-
-    def take_head(self, dwte: np.ndarray) -> None:
-        """First stage: begin to receive its gradient."""
-        self._receive_head(dwte)
+    def receive_head(self, tensor: np.ndarray) -> None:
+        """Begin to receive the embedding or its gradient from the other end."""
+        self._head_bytes = tensor.nbytes
+        self._head_receives.append(self._comm.Irecv(tensor.reshape(-1), self._head_peer(), HEAD))
 
     def wait_for_head(self) -> None:
-        """What was last begun to be received of the head has come."""
-        with self._phase("borrow", bytes=self._borrowed_bytes, root=self._job_ranks[self._head_peer()]):
-            while self._borrowed:
-                self._wait(self._borrowed.popleft())
+        """Return when receive_head's tensor is there."""
+        with self._phase("borrow", bytes=self._head_bytes, root=self._job_ranks[self._head_peer()]):
+            while self._head_receives:
+                self._wait(self._head_receives.popleft())
 
-    def poke(self) -> None:
+    def progress(self) -> None:
         """Move on what is under way, without waiting: the larger messages need both ends' calls."""
         while self._sends and self._sends[0][1].Test():
             self._free.append(self._sends.popleft()[0])
-        for requests in (self._lent, self._borrowed):
+        for requests in (self._head_sends, self._head_receives):
             while requests and requests[0].Test():
                 requests.popleft()
         for posted in self._posted.values():
@@ -111,13 +107,13 @@ class StageLinks:
 
         It has no phase of its own, as there are as many phases as messages.
         """
-        if any(self._posted.values()) or self._borrowed:
+        if any(self._posted.values()) or self._head_receives:
             raise RuntimeError(
                 f"stage {self.stage} ends a step in which it has not received all that begin(...) announced"
             )
-        while self._sends or self._lent:
-            self._wait(self._sends[0][1] if self._sends else self._lent[0])
-            self.poke()
+        while self._sends or self._head_sends:
+            self._wait(self._sends[0][1] if self._sends else self._head_sends[0])
+            self.progress()
 
     def _post(self, direction):
         if self._left[direction]:
@@ -142,19 +138,9 @@ class StageLinks:
             )
         return self.stages - 1 - self.stage
 
-    def _send_head(self, tensor):
-        peer = self._head_peer()
-        with self._phase("borrow", bytes=tensor.nbytes, root=self._job_ranks[peer]):
-            self._lent.append(self._comm.Isend(tensor.reshape(-1), peer, HEAD))
-            self.poke()
-
-    def _receive_head(self, tensor):
-        peer, self._borrowed_bytes = self._head_peer(), tensor.nbytes
-        self._borrowed.append(self._comm.Irecv(tensor.reshape(-1), peer, HEAD))
-
     def _wait(self, request):
-        wait_nearby(request, self._poke_all)
+        wait_nearby(request, self._progress_all)
 
-    def _poke_all(self):
-        self.poke()
-        self.poke_others()
+    def _progress_all(self):
+        self.progress()
+        self.progress_others()

@@ -1,6 +1,6 @@
-"""Waiting that leaves the core to those who work: test, and sleep between two tests. Sums of numbers, so waited for.
+"""Waiting that leaves the core to others: test, and sleep between tests. Sums of numbers that wait in this way.
 
-A rank blocked in an MPI call burns its core in every MPI library, also when other ranks need it.
+In every MPI library a rank that blocks in a call keeps its core busy, even when other ranks need it.
 """
 
 import math
@@ -16,11 +16,11 @@ POLLING_S = 100e-6  # twice what the first pause and its slack take
 
 
 def nothing() -> None:
-    """What is moved on while a rank waits, where nothing else is under way."""
+    """Do nothing: the default for what a rank moves on while it waits."""
 
 
 class Pauses:
-    """Sleeps of growing length while nothing happens: what is near is met at once, what is far off costs no core."""
+    """Sleeps that grow while nothing happens: a short wait ends at once, a long one uses no core."""
 
     def __init__(self):
         self.happened()
@@ -34,30 +34,29 @@ class Pauses:
 
 
 class Condition:
-    """Something to wait for that is no MPI request: `holds()` becomes true by what another rank does."""
+    """Something to wait for besides MPI requests: another rank makes `holds()` true."""
 
     def __init__(self, holds: Callable[[], bool]):
         self.Test = holds
 
 
 def wait(request) -> None:
-    """Return when `request.Test()` is true: an MPI request that is complete, or a Condition that holds."""
+    """Wait until `request.Test()` is true: an MPI request is complete, or a Condition holds."""
     pauses = Pauses()
     while not request.Test():
         pauses.sleep()
 
 
-def wait_nearby(request, poke: Callable[[], object] = nothing) -> None:
-    """As wait, for what is likely to be there within microseconds: it polls for a while before it sleeps.
+def wait_nearby(request, progress: Callable[[], object] = nothing) -> None:
+    """Wait for what is likely to come within microseconds: poll for a while before the first sleep.
 
-    Between two polls the core is left to whoever needs it: two ranks may share one. poke() moves on what else is under
-    way.
+    Between polls it yields the core, which two ranks may share. progress() moves on what else is under way.
     """
     if request.Test():
         return
     pauses, until = Pauses(), time.perf_counter() + POLLING_S
     while not request.Test():
-        poke()
+        progress()
         if time.perf_counter() < until:
             os.sched_yield()
         else:
@@ -69,7 +68,7 @@ def barrier(comm) -> None:
 
 
 def gather_everywhere(comm, *numbers: float) -> np.ndarray:
-    """(ranks, numbers) float64: what every rank of comm gave, on all of them. Collective."""
+    """Return (ranks, numbers) float64: what every rank of comm gave. Collective."""
     gathered = np.empty((comm.size, len(numbers)))
     own = np.array(numbers, float)
     wait(comm.Iallgather(own, gathered))
@@ -77,18 +76,18 @@ def gather_everywhere(comm, *numbers: float) -> np.ndarray:
 
 
 def sum_everywhere(comm, *numbers: float) -> list[float]:
-    """Each number's sum over the ranks of comm. Collective.
+    """Return each number's sum over the ranks of comm. Collective.
 
-    All ranks get the same bits: they gather the numbers and add them exactly (math.fsum), in which no order matters.
+    All ranks get the same bits: they gather the numbers and add them exactly (math.fsum), so the order does not matter.
     """
     return [math.fsum(column) for column in gather_everywhere(comm, *numbers).T]
 
 
 class EarlySum:
-    """A number summed over the ranks of comm while something larger is still under way.
+    """Sums a number over the ranks of comm while a larger exchange is still under way.
 
-    Each rank adds it in `parts` parts; the rank's sum travels as soon as it has the last one. Between its last part and
-    its `result`, a rank begins no other collective on comm. All ranks get the same bits, as from sum_everywhere.
+    Each rank adds `parts` parts, and sends their sum with the last one. Between its last part and `result`, a rank
+    starts no other collective on comm. All ranks get the same bits, as from sum_everywhere.
     """
 
     def __init__(self, comm, parts: int):
@@ -101,7 +100,7 @@ class EarlySum:
             self._send()
 
     def result(self) -> float:
-        """Return when all ranks have all their parts; the next sum begins. Collective."""
+        """Wait for all ranks' parts, return their sum, and begin the next sum. Collective."""
         if self._parts == 0:  # this rank owns nothing, and no `add` has sent for it
             self._send()
         wait(self._request)

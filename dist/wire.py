@@ -1,7 +1,7 @@
-"""What a vector of float32 values looks like on the wire: in which segments, as they are or rounded to bfloat16.
+"""The wire format of a float32 vector: its segments, as they are or rounded to bfloat16.
 
-An exchange sends each element of its vector at most once as a partial sum (`packed`, `unpacked`), and then once, final,
-in the all-gather: its owner rounds it (`rounded`), everyone passes on the same bits (`gathered`, `arrived`).
+An exchange sends each element at most once as a partial sum (`packed`, `unpacked`), and then once, final, in the
+all-gather: its owner rounds it (`rounded`), and everyone passes on the same bits (`gathered`, `arrived`).
 """
 
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ LANDING_BYTES, LEAST_AHEAD = 1 << 20, 4
 
 @dataclass(frozen=True)
 class WireFormat:
-    """How an exchange sends its vectors: decided once, where a job is made, for all that it exchanges.
+    """How all exchanges of a job send their vectors.
 
     wire: "float32" or "bfloat16". segment_bytes: the most that one message holds (dist/probe/links.py). error_feedback:
-    whether what rounding takes away is kept and added to the next sum. operation: one of OPERATIONS, for strategies
-    that call MPI's collectives; MPI's own sum knows no bfloat16.
+    whether to keep what rounding takes away and add it to the next sum. operation: one of OPERATIONS, for strategies
+    that call MPI's collectives; MPI's own sum cannot add bfloat16.
     """
 
     wire: str = "float32"
@@ -41,7 +41,7 @@ class WireFormat:
         return WIRE_BYTES[self.wire]
 
     def new(self, size: int) -> "Wire":
-        """For vectors of `size` elements in host memory."""
+        """Return the Wire for vectors of `size` elements in host memory."""
         if not self.rounds:
             return PlainWire(self.segment_bytes)
         return BFloat16Wire(size, self.segment_bytes, self.error_feedback)
@@ -59,7 +59,7 @@ class Wire:
         self.receives_ahead = max(LEAST_AHEAD, LANDING_BYTES // segment_bytes)
 
     def segments(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """[start, stop) in nearly equal pieces, each to be sent at once."""
+        """Cut [start, stop) into nearly equal segments, one message each."""
         count = max(1, -(-(stop - start) // self.segment_length))
         return cut_range(start, stop, count)
 
@@ -72,22 +72,22 @@ class PlainWire(Wire):
         super().__init__(segment_bytes)
 
     def packed(self, flat, start, stop):
-        """What to send for flat[start:stop], a partial sum; untouched until the exchange ends."""
+        """Return what to send for flat[start:stop], a partial sum; it stays untouched until the exchange ends."""
         return flat[start:stop]
 
     def unpacked(self, received):
-        """The float32 values of a received segment; valid until the next call."""
+        """Return the float32 values of a received segment; valid until the next call."""
         return received
 
     def rounded(self, flat, start, stop) -> None:
-        """Bring final values to what the others will receive of them."""
+        """Round final values to what the others will receive."""
 
     def gathered(self, flat, start, stop):
-        """The buffer that flat[start:stop], final, is received into and sent from."""
+        """Return the buffer that final values flat[start:stop] are received into and sent from."""
         return flat[start:stop]
 
     def arrived(self, flat, start, stop) -> None:
-        """Bring what was received by `gathered` into flat."""
+        """Write what arrived in the buffer of `gathered` into flat."""
 
 
 class BFloat16Wire(Wire):

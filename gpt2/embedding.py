@@ -3,7 +3,7 @@
 So its gradient has two terms. Backward computes the classifier's first, and adds the embedding's at the very end.
 """
 
-from gpt2.parameters import LOOKUP, Parameters
+from gpt2.parameters import Parameters
 
 
 class TiedEmbedding:
@@ -62,8 +62,9 @@ class TiedEmbedding:
 class SparseEmbedding(TiedEmbedding):
     """A tied embedding whose two uses are exchanged separately: few rows are looked up, the classifier uses all.
 
-    lookup (dist/looked_up.py) has the rows that a step looks up: `values` (rows, C), and `numbers(tokens)`, the row of
-    each token. The values are the parameters while `has_parameters`. The first backward of a step calls
+    lookup (dist/sparse_gradient.py) has the rows that a step looks up: `values` (rows, C), and `numbers(tokens)`, the
+    row of each token. If `has_parameters`, the values are the parameters once `await_parameters()` returns. The first
+    backward of a step calls
     `begin_gradients()`; from then on they are the sparse embedding gradient, and gradients.wte has the classifier's
     term alone. Hooks are given the layout's split ranges. The classifier comes last, block by block, so that a block's
     exchange overlaps with the products of the others.
@@ -77,8 +78,8 @@ class SparseEmbedding(TiedEmbedding):
         if not self.lookup.has_parameters:
             super().embed(out, tokens)
             return
-        self.before_use(*LOOKUP)
-        self.before_use(*self.layout.split_ranges[1])
+        self.lookup.await_parameters()
+        self.before_use(*self.layout.split_ranges[0])
         rows = self.lookup.numbers(tokens)
         self.kernels.embedding_forward(out.reshape(*tokens.shape, -1), rows, self.lookup.values, self.parameters.wpe)
 
@@ -88,8 +89,7 @@ class SparseEmbedding(TiedEmbedding):
         rows = self.lookup.numbers(tokens)
         dout = dout.reshape(*tokens.shape, -1)
         self.kernels.embedding_backward(self.lookup.values, self.gradients.wpe, dout, rows, accumulate)
-        gradients_final(*self.layout.split_ranges[1])
-        gradients_final(*LOOKUP)
+        gradients_final(*self.layout.split_ranges[0])
 
     def classify(self, kept, targets, gradient_scale: float, trains: bool) -> None:
         options = {}

@@ -18,9 +18,6 @@ from gpt2.model_shards import ModelShard, Tensor, layer_shapes, tensors, whole
 
 BLOCK_ELEMENTS = 1 << 18  # a block that stays in a core's cache
 HEAD_ROWS = 1024  # rows of the token embedding in a block of the head: a few milliseconds of products
-# Hooks get this empty range for the rows of the token embedding that a step looks up (Layout.split_ranges): these lie
-# outside of the flat buffer.
-LOOKUP = (0, 0)
 INITIAL_STD = 0.02  # Radford et al. 2019; residual projections get INITIAL_STD / sqrt(2 L)
 
 
@@ -76,20 +73,20 @@ class Layout:
 
     @cached_property
     def split_ranges(self) -> tuple[tuple[int, int], ...]:
-        """The ranges that forward of a whole model uses, in order, with a sparse embedding gradient: the rows that are
-        looked up (LOOKUP), the position embedding, each layer, the final LayerNorm, and the head: the token embedding
-        block by block.
+        """The ranges that forward of a whole model uses, in order, with a sparse embedding gradient: the position
+        embedding, each layer, the final LayerNorm, and the head: the token embedding block by block. Before them it
+        uses the rows that a step looks up, which lie outside the flat buffer.
         """
         step = HEAD_ROWS * self.config.n_embd
         (_, embeddings_stop), *others = self.ranges
         head_stop = self.by_name["wte"].stop
         blocks = [(low, min(low + step, head_stop)) for low in range(0, head_stop, step)]
-        return (LOOKUP, (head_stop, embeddings_stop), *others, *blocks)
+        return ((head_stop, embeddings_stop), *others, *blocks)
 
     @property
     def head_blocks(self) -> tuple[tuple[int, int], ...]:
         """The blocks of the token embedding in split_ranges."""
-        return self.split_ranges[1 + len(self.ranges) :]
+        return self.split_ranges[len(self.ranges) :]
 
     def tensors_in(self, start: int, stop: int) -> list[Tensor]:
         """Return the tensors that begin in [start, stop), in order."""
@@ -121,13 +118,13 @@ class Layout:
 
         A layer comes in two halves. The embeddings come last: the token embedding is also the head, so its gradient has
         two terms, and the second is added at the very end. With `split` (as in split_ranges) the head comes first, from
-        its last block down, and the sparse embedding gradient last.
+        its last block down; the sparse embedding gradient is outside the flat buffer.
         """
         final = [self.ranges[-1]] if self.shard.is_last else []
         for attention, feed_forward in reversed(self.layer_halves):
             final += [feed_forward, attention]
         if split:
-            return (*reversed(self.head_blocks), *final, self.split_ranges[1], LOOKUP)
+            return (*reversed(self.head_blocks), *final, self.split_ranges[0])
         if self.shard.is_first:
             final.append(self.ranges[0])
         return tuple(final)

@@ -28,7 +28,7 @@ from dist.console import USER_MISTAKE, open_console
 from dist.cost.model import Cluster
 from dist.cost.mpi_choices import LIBRARIES
 from dist.cost.overlap import Training
-from dist.cost.rows import Rows
+from dist.cost.sparse_rows import Rows
 from dist.ranges import cut
 from dist.wire import OPERATIONS, WIRE_BYTES
 from gpt2.config import PRESETS, preset_name

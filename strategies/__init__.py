@@ -1,12 +1,12 @@
 """How gradients become updated parameters on every rank, from the simplest to the fastest.
 
-To read it: base.py says what every strategy is given and must have, and reduce_bcast.py, sliced_in_turn.py,
+Where to start: base.py says what every strategy is given and must write, and reduce_bcast.py, sliced_in_turn.py,
 reduce_scatter.py and allreduce.py are pages of plain mpi4py calls. The others build on replicated.py and sharded.py:
 ring.py, tree.py and sliced.py, then hierarchical.py and hierarchical_sharded.py, which know nodes, then zero_2.py and
 zero_3.py.
 
-Each strategy is one file here and one line below. What others need to know of it, its messages, its memory, where it
-runs, it declares itself, so that no other file names it. One of your own need not be here: give its file to --strategy
+Each strategy is one file here and one line below. It declares its messages, its memory and where it runs in its traits
+(traits.py), so no other file names it. Your own strategy need not be here: give its file to --strategy
 (docs/own-strategy.md).
 """
 
@@ -26,12 +26,13 @@ from strategies.reduce_scatter import ReduceScatter
 from strategies.ring import Ring
 from strategies.sliced import Sliced
 from strategies.sliced_in_turn import SlicedInTurn
+from strategies.traits import Traits
 from strategies.tree import Tree
 from strategies.zero_2 import Zero2
 from strategies.zero_3 import Zero3
 
 __all__ = [
-    "AUTO", "BASELINE", "CONTROL", "OWN_FILE", "SERVERS", "STRATEGIES", "Job", "Strategy",
+    "AUTO", "BASELINE", "CONTROL", "OWN_FILE", "SERVERS", "STRATEGIES", "Job", "Strategy", "Traits",
     "candidates", "find", "is_auto", "names",
 ]  # fmt: skip
 
@@ -52,16 +53,16 @@ STRATEGIES: dict[str, type[Strategy]] = {
         Zero3,
     )
 }
-BASELINE = ReduceBcast.name  # what advice compares with: where everybody starts
-CONTROL = NoExchange.name  # what computing alone takes
+BASELINE = ReduceBcast.name  # what advice compares with
+CONTROL = NoExchange.name  # compute alone
 
 SERVERS = ("colocated", "dedicated")
-OWN_FILE = ".py"  # how a strategy's name ends that is a file of the user's
-AUTO = "auto"  # --strategy's default: by model and trial; auto:FILE,FILE tries those files' strategies, too
+OWN_FILE = ".py"  # --strategy FILE.py: a strategy of the user's
+AUTO = "auto"  # --strategy's default: choose by model and trial; auto:FILE,FILE also tries those files' strategies
 
 
 def find(name: str) -> type[Strategy]:
-    """The strategy of that name, or the one in that Python file. UserError with one line where there is none."""
+    """Return the strategy of that name, or the one in that Python file; UserError if there is none."""
     if name in STRATEGIES:
         return STRATEGIES[name]
     if not name.endswith(OWN_FILE):
@@ -70,28 +71,28 @@ def find(name: str) -> type[Strategy]:
 
 
 def is_auto(strategy: str) -> bool:
-    """Whether --strategy leaves the choice to a trial."""
+    """Return whether --strategy leaves the choice to a trial."""
     return strategy.partition(":")[0] == AUTO
 
 
 def candidates(strategy: str, device: str) -> dict[str, type[Strategy]]:
-    """What `auto` or `auto:FILE,FILE` may take on a device, "host" or "gpus": {what --strategy would name: its class}.
+    """Return what `auto` or `auto:FILE,FILE` may choose on a device, "host" or "gpus": {--strategy's value: its class}.
 
-    A strategy of the user's own is tried wherever it can run.
+    A strategy of the user's is tried wherever it can run.
     """
     files = [file for file in strategy.partition(":")[2].split(",") if file]
-    own = {file: find(file) for file in files if device == "host" or find(file).on_gpus}
-    return {name: kind for name, kind in STRATEGIES.items() if device in kind.auto} | own
+    own = {file: find(file) for file in files if device == "host" or find(file).traits.on_gpus}
+    return {name: kind for name, kind in STRATEGIES.items() if device in kind.traits.auto} | own
 
 
 def names(kinds=None) -> str:
-    """The names of some strategies, of all if None, for a message."""
+    """Return the names of some strategies, of all if None, for a message."""
     return ", ".join(kind.name for kind in (STRATEGIES.values() if kinds is None else kinds))
 
 
 @cache  # a class is one object, however often it is asked for
 def _in_file(path: Path) -> type[Strategy]:
-    """The one subclass of Strategy that a file defines. Its name, if it has none, is the file's."""
+    """Return the one subclass of Strategy that a file defines. Without a `name` it gets the file's."""
     if not path.is_file():
         raise UserError(f"{path}: no such file, expected a Python file that holds a strategy")
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -1,38 +1,37 @@
-"""allreduce: the sum of all gradients on every rank, and every rank does the same update.
+"""allreduce: the sum of all gradients comes to every rank, and every rank makes the same update.
 
     Allreduce(gradients);  AdamW everywhere
 
 Each rank holds all optimizer state (2 D) and repeats the whole update. 2 (N-1)/N D in and out of each rank if the
-library picks a ring, or reduce-scatter and all-gather. It is what PyTorch's DDP does; use it where the site tuned it.
+library picks a ring, or reduce-scatter and all-gather. PyTorch's DDP does the same. Use it where the site tuned it.
 
---overlap, over NCCL: each bucket that backward finishes is a call of its own, so Replicated makes them, not this page.
+--overlap, over NCCL: each bucket that backward finishes is a call of its own, made by Replicated instead of this class.
 """
 
-from dist.gpu.calls import AllreduceCall
+from dist.gpu.collectives import AllreduceCall
 from dist.mpi import MPI
-from strategies.base import OnGpus
-from strategies.calls import OfCalls
+from strategies.mpi_collectives import MpiCollectives
 from strategies.replicated import Replicated
+from strategies.traits import OnGpus
 
 
-class Allreduce(OfCalls):
-    name, line = "allreduce", "Allreduce"
-    shares_sums = True
-    auto = ("host", "gpus")
-    on_gpus = OnGpus({"float32": AllreduceCall}, overlapped=Replicated)
-
-    @staticmethod
-    def messages(setting):
-        return setting.call("allreduce", setting.vector)
+class Allreduce(MpiCollectives):
+    name = "allreduce"
+    traits = MpiCollectives.traits.changed(
+        line="Allreduce",
+        shares_sums=True,
+        auto=("host", "gpus"),
+        on_gpus=OnGpus({"float32": AllreduceCall}, overlapped=Replicated),
+        messages=lambda setting: setting.call("allreduce", setting.vector),
+    )
 
     def __init__(self, job):
         super().__init__(job)
-        self.optimizer, self.updated = job.new_optimizer(*self.whole), self.parameters
+        self.optimizer = job.new_optimizer(0, len(self.parameters))
 
     def update(self, lr):
         with self.tracer.phase("allreduce", bytes=self.gradients.nbytes):
-            self.comm.Allreduce(MPI.IN_PLACE, self.wire.packed(self.gradients, *self.whole), self.operation)
-            self.wire.arrived(self.gradients, *self.whole)
+            self.comm.Allreduce(MPI.IN_PLACE, self.gradients)
         with self.tracer.phase("update"):
             norm, scale = self.clipping.scale(self.sum_of_squares(self.gradients))
             self.optimizer.update(self.parameters, self.gradients, lr, scale)

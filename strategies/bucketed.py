@@ -1,79 +1,79 @@
-"""What the strategies share that exchange buckets, which start when backward has finished them.
+"""Base class for strategies that exchange gradient buckets as backward produces them.
 
-A bucket is a flat range that is exchanged together. Without overlap there is one, the whole buffer, after backward.
-With it, the ranges that backward finishes are joined to buckets of at least `bucket_bytes`, each begins on the spot,
-and `poke` moves them on between the kernels of backward.
+A bucket is a flat range that is exchanged together. Without overlap there is one bucket, the whole buffer, after
+backward. With overlap, the ranges that backward finishes are joined to buckets of at least `bucket_bytes`. Each starts
+at once, and `progress` moves them on between the kernels of backward.
 
-A split embedding (Job.lookup) has the head's buckets first, and last the gradients of its looked-up rows: when all else
-is through they are added to the head's sums, by dist/host/rows.py.
+If the sparse embedding gradient is exchanged apart (Job.sparse), the head's buckets come first. The sparse rows come
+last, and dist/host/sparse_exchange.py adds them to the head's sums.
 """
 
 from dist.cost.overlap import of_buckets
-from gpt2.parameters import LOOKUP
 from strategies.base import Strategy
+from strategies.traits import Traits
 
 
-class InBuckets(Strategy):
-    """A subclass makes `exchange`, and begins one with it in start_exchange. Of a split embedding it makes `rows`, too,
-    a RowExchange, and begins with that in start_rows."""
+class Bucketed(Strategy):
+    """A subclass makes `exchange` and starts a bucket with it in `start_exchange`. If it can split the embedding it
+    also makes `sparse_exchange`, a SparseExchange, and starts that in `start_sparse`."""
 
-    wires, error_feedback, overlaps = ("float32", "bfloat16"), True, True
-    overlap = staticmethod(of_buckets)
+    traits = Traits(wires=("float32", "bfloat16"), error_feedback=True, overlaps=True, overlap=of_buckets)
 
     def __init__(self, job):
         super().__init__(job)
-        size = len(self.gradients)
         self.overlapping = job.bucket_bytes is not None
-        self.buckets = plan_buckets(job.final_ranges, job.bucket_bytes) if self.overlapping else [(0, size)]
+        whole = [(0, len(self.gradients))]
+        self.buckets = plan_buckets(job.final_ranges, job.bucket_bytes) if self.overlapping else whole
         self.started = 0
-        self.lookup = job.lookup
-        self.head_stop = job.lookup.shape[0] * job.lookup.shape[1] if job.lookup else 0
+        self.sparse = job.sparse
+        self.head_stop = job.sparse.shape[0] * job.sparse.shape[1] if job.sparse else 0
 
     def start_exchange(self, start: int, stop: int) -> None:
-        """Begin the exchange of a bucket: called once a step for each, in one order on all ranks."""
+        """Start the exchange of a bucket. Called once a step for each bucket, in the same order on all ranks."""
         raise NotImplementedError
 
-    def start_rows(self) -> None:
-        """Begin to add looked-up rows to the sums: called once a step where the embedding is split, after all else."""
+    def start_sparse(self) -> None:
+        """Start to add the sparse rows to the sums. Called once a step, after all buckets."""
 
     def gradients_final(self, start, stop):
-        waits = self.overlapping and self.started < len(self.buckets) and (start, stop) != LOOKUP
-        if waits and self.buckets[self.started][0] == start:
+        if self.overlapping and self.started < len(self.buckets) and self.buckets[self.started][0] == start:
             self._start_next()
 
-    def poke(self):
-        self.exchange.progress.poke()
+    def progress(self):
+        self.exchange.engine.progress()
 
     def finish_exchange(self) -> None:
-        """Exchange what has not begun, and return when all buckets are through."""
+        """Start the buckets that are left, and return when all are exchanged."""
         while self.started < len(self.buckets):
             self._start_next()
-        self.exchange.progress.finish()
+        self.exchange.engine.finish()
         self.started = 0
-        if self.lookup:
-            self.start_rows()
-            self.exchange.progress.finish()
+        if self.sparse:
+            self.start_sparse()
+            self.exchange.engine.finish()
 
     @property
     def bytes_summed(self) -> int:
-        """That this rank hands to a step's exchange: gradients, and looked-up rows that go apart."""
-        return self.gradients.nbytes + (self.lookup.nbytes if self.lookup else 0)
+        """Bytes that this rank gives to a step's exchange."""
+        return self.gradients.nbytes + (self.sparse.nbytes if self.sparse else 0)
 
     def errors(self):
         return self.exchange.errors
+
+    def is_head(self, start: int) -> bool:
+        """Return whether a bucket that begins there belongs to the head of a split embedding."""
+        return start < self.head_stop
 
     def _start_next(self) -> None:
         self.started += 1
         self.start_exchange(*self.buckets[self.started - 1])
 
-    def is_of_head(self, start: int) -> bool:
-        """Whether a bucket that begins there is of a split embedding."""
-        return start < self.head_stop
-
 
 def plan_buckets(final_ranges, bucket_bytes: int) -> list[tuple[int, int]]:
-    """The ranges, which follow each other downwards, joined until each holds `bucket_bytes` of float32 or more; a split
-    embedding's first ones go down to 0, and the others begin above them again."""
+    """Join ranges, each of which ends where the one before begins, until a bucket holds `bucket_bytes` of float32.
+
+    The head's ranges of a split embedding come first and go down to 0. The others begin above them, in a new bucket.
+    """
     buckets = []
     low, high = None, None
     for start, stop in final_ranges:

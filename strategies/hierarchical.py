@@ -1,102 +1,113 @@
 """hierarchical: the node's gradients are summed in memory its ranks share, and the nodes' sums around a ring of nodes.
 
-    each bucket: its lanes' rings of nodes, each adding its node's ranks' gradients on the way
-    AdamW: each rank its part of the node's one copy of the parameters
+    each bucket: its rails' rings of nodes, each adding its node's ranks' gradients on the way
+    AdamW: each rank its part of the node's shared parameters
 
-A node's port carries 2 (M-1)/M D each way, the bound. The ranks of a node share the work: of as many lanes as the
-smallest node has ranks, rank l of each node drives the ring of lane l, on its part of every bucket. A rank holds the
-optimizer state of its part (2 D / ranks of the node); parameters are there once a node. Nothing is copied to share it.
-Halfway round, each sum is complete on one rank: the gradients' norm is summed up while the other half travels.
+A node's port carries 2 (M-1)/M D each way, the bound. The ranks of a node share the work: there are as many rails as
+the smallest node has ranks, and rank l of each node drives the ring of rail l, on its part of every bucket. A rank
+holds the optimizer state of its part (2 D / ranks of the node). A node holds the parameters once, so nothing is copied
+to share them. Halfway round, each sum is complete on one rank: the norm is summed up while the other half travels.
 
-A split embedding's looked-up rows are added up by the node where the ring leaves the head's sum of that stretch.
+The node adds up the sparse rows of a split embedding where the ring leaves the head's sum of that stretch.
 
-On GPUs it is another form, Replicated over dist/gpu/node_exchange.py: ranks cannot read each other's GPU memory as they
-read a shared window, so the sums of a node are made by messages as well, and each rank has all parameters.
+On GPUs the form is Replicated over dist/gpu/node_exchange.py. Ranks cannot read each other's GPU memory as they read a
+shared window, so messages make the sums of a node as well, and each rank has all parameters.
 """
 
 from dist.buffers import NodeBuffers
 from dist.cost.memory import Memory
 from dist.cost.messages import ring_of_nodes
-from dist.cost.rows import node_rows_everywhere
+from dist.cost.sparse_rows import node_rows_everywhere
 from dist.gpu.node_exchange import NodeExchange
-from dist.host.ring import own_chunk
-from dist.host.rows import RowExchange
+from dist.host.host_ring import own_chunk
+from dist.host.sparse_exchange import SparseExchange
 from dist.mpi import MPI
 from dist.ranges import cut, cut_range
 from dist.waiting import EarlySum, wait
-from strategies.base import OnGpus
-from strategies.bucketed import InBuckets
+from strategies.bucketed import Bucketed
 from strategies.replicated import Replicated
+from strategies.traits import OnGpus
 
 
-class Hierarchical(InBuckets):
-    name, line = "hierarchical", "sums in the node, a ring of nodes"
-    shares_sums = knows_nodes = splits_embedding = True
-    auto = ("host", "gpus")
-    memory = Memory(optimizer="2/L", shared_in_node=True)
-    on_gpus = OnGpus({"float32": NodeExchange, "bfloat16": NodeExchange}, form=Replicated)
-    messages, row_messages = staticmethod(ring_of_nodes), staticmethod(node_rows_everywhere)
-    buffers = NodeBuffers
+class Hierarchical(Bucketed):
+    name = "hierarchical"
+    traits = Bucketed.traits.changed(
+        line="sums in the node, a ring of nodes",
+        shares_sums=True,
+        knows_nodes=True,
+        splits_embedding=True,
+        auto=("host", "gpus"),
+        memory=Memory(optimizer="2/L", shared_in_node=True),
+        buffers=NodeBuffers,
+        on_gpus=OnGpus({"float32": NodeExchange, "bfloat16": NodeExchange}, form=Replicated),
+        messages=ring_of_nodes,
+        sparse_messages=node_rows_everywhere,
+    )
 
     def __init__(self, job):
         super().__init__(job)
-        world, self.node = job.world, job.buffers
+        world = job.world
+        self.node = job.buffers
         self.local_ranks = range(world.local_size)
-        self.lanes = range(self.comm.allreduce(world.local_size, MPI.MIN))
-        self.lane = world.local_rank if world.local_rank in self.lanes else None
+        self.rails = range(self.comm.allreduce(world.local_size, MPI.MIN))
+        self.rail = world.local_rank if world.local_rank in self.rails else None
         self.node_sum, *addends = self.node.local_gradients
-        # A rank without a lane has a ring, too, in which nothing is ever exchanged.
-        lane_comm = self.comm.Split(world.local_rank, world.node)
-        self.exchange = job.new_exchange(lane_comm, self.buckets, addends=addends)
-        self.rows = RowExchange(lane_comm, job.lookup, self._cut_head(lane_comm.size)) if job.lookup else None
+        # A rank without a rail has a ring, too, in which nothing is ever exchanged.
+        rail_comm = self.comm.Split(world.local_rank, world.node)
+        self.exchange = job.new_exchange(rail_comm, self.buckets, addends=addends)
+        self.sparse_exchange = None
+        if job.sparse:
+            self.sparse_exchange = SparseExchange(rail_comm, job.sparse, self._cut_head(rail_comm.size))
         self.arrivals = 0
         self._new_optimizers(job)
 
     def _new_optimizers(self, job):
         size = len(self.parameters)
         self.own = slice(*cut(size, len(self.local_ranks))[job.world.local_rank])
-        early = sum(not self.is_of_head(start) for start, _ in self.buckets)
-        self.squares = EarlySum(self.comm, 0 if self.lane is None else early + bool(self.lookup))
+        early = sum(not self.is_head(start) for start, _ in self.buckets)
+        self.squares = EarlySum(self.comm, 0 if self.rail is None else early + bool(self.sparse))
         self.optimizer = job.new_optimizer(self.own.start, self.own.stop)
 
     def start_exchange(self, start, stop):
         self._arrive()
-        if self.lane is not None:
-            exchange = self._lane_exchange(*self._of_lane(start, stop))
-            self.exchange.progress.start(self._when_all_arrived(exchange, self.arrivals))
+        if self.rail is not None:
+            exchange = self._rail_exchange(*self._of_rail(start, stop))
+            self.exchange.engine.start(self._when_all_arrive(exchange, self.arrivals))
 
-    def _of_lane(self, start, stop):
-        return cut_range(start, stop, len(self.lanes))[self.lane]
-
-    def _cut_head(self, nodes):
-        """Which node adds up the looked-up rows of each stretch of this lane: the one where the ring leaves its sum."""
-        buckets = [bucket for bucket in self.buckets if self.is_of_head(bucket[0]) and self.lane is not None]
-        parts = [self._of_lane(*bucket) for bucket in buckets]
-        return [(own_chunk(nodes, node, *part), node) for part in parts for node in range(nodes)]
-
-    def start_rows(self):
+    def start_sparse(self):
         self._arrive()
-        if self.lane is not None:
-            self.exchange.progress.start(self._when_all_arrived(self._row_exchange(), self.arrivals))
+        if self.rail is not None:
+            self.exchange.engine.start(self._when_all_arrive(self._sparse_rail_exchange(), self.arrivals))
 
-    def _row_exchange(self):
-        return self.rows.everywhere(self.node_sum)
-
-    def _when_all_arrived(self, exchange, arrivals):
+    def _when_all_arrive(self, exchange, arrivals):
+        """Wait for the gradients of all ranks of the node, which a rail's exchange reads."""
         yield self.node.arrived(self.local_ranks, arrivals)
         yield from exchange
 
-    def _lane_exchange(self, start, stop):
+    def _of_rail(self, start, stop):
+        return cut_range(start, stop, len(self.rails))[self.rail]
+
+    def _cut_head(self, nodes):
+        """Return which node adds up the sparse rows of each stretch of this rail: where the ring leaves its sum."""
+        if self.rail is None:
+            return []
+        parts = [self._of_rail(*bucket) for bucket in self.buckets if self.is_head(bucket[0])]
+        return [(own_chunk(nodes, node, *part), node) for part in parts for node in range(nodes)]
+
+    def _rail_exchange(self, start, stop):
         return self.exchange.allreduce(self.node_sum, start, stop, self._add_squares)
 
+    def _sparse_rail_exchange(self):
+        return self.sparse_exchange.everywhere(self.node_sum)
+
     def _add_squares(self, start, stop):
-        if not self.is_of_head(start):
+        if not self.is_head(start):
             self.squares.add(self.sum_of_squares(self.node_sum[start:stop]))
 
     def _add_squares_of_head(self):
-        """To which the looked-up rows have been added by now."""
-        if self.lookup and self.lane is not None:
-            self.squares.add(sum(self.sum_of_squares(self.node_sum[slice(*part)]) for part in self.rows.own))
+        """Add the head's squares, now that the sparse rows are in its sums."""
+        if self.sparse and self.rail is not None:
+            self.squares.add(sum(self.sum_of_squares(self.node_sum[slice(*part)]) for part in self.sparse_exchange.own))
 
     def update(self, lr):
         with self.tracer.phase("allreduce", bytes=self.bytes_summed):
@@ -116,6 +127,6 @@ class Hierarchical(InBuckets):
         self.arrivals += 1
 
     def _meet_the_node(self):
-        """Return when all ranks of the node have come here, and see what they wrote."""
+        """Wait for all ranks of the node, and see what they wrote."""
         self._arrive()
         wait(self.node.arrived(self.local_ranks, self.arrivals))

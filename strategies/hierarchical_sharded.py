@@ -1,88 +1,101 @@
 """hierarchical-sharded: between the two halves of the nodes' ring each node updates its shard of the parameters.
 
-    each bucket: its lanes' ring reduce-scatters between nodes;  AdamW on the node's shard, its ranks a part each
-    each bucket: its lanes' ring all-gathers of the parameters
+    each bucket: its rails' ring reduce-scatters between nodes;  AdamW on the node's shard, its ranks a part each
+    each bucket: its rails' ring all-gathers of the parameters
 
 The bytes of hierarchical, 2 (M-1)/M D through a node's port each way. A node holds 1/M of the optimizer state, a rank
-of it 2 D / N where nodes are alike (ZeRO-1). Where what travels is rounded each rank also keeps its part of the
-parameters in float32.
+of it 2 D / N where nodes are alike (ZeRO-1). With rounding on the wire each rank also keeps float32
+masters of its part.
 
 --overlap: the all-gathers go on during the next forward, which waits for a range when it comes to use it. They are half
-of the exchange, and forward is a third of the compute: too little where the exchange is as long as that. So a part p of
-each bucket, a third at most, is all-reduced during backward, updated by every node as in hierarchical, and not gathered
-(Job.all_reduced, by the cost model). With a third, of compute and exchange alike two thirds come before the update and
-one third after it. The part costs memory: of the optimizer state a rank holds 2 D (p / ranks of its node + (1-p) / N).
+of the exchange, but forward is a third of the compute. So ALL_REDUCED of the vector is all-reduced during backward,
+updated by every node as in hierarchical, and not gathered: two thirds of the exchange come before the update, one third
+after it. That part p costs memory: of the optimizer state a rank holds 2 D (p / ranks of its node + (1-p) / N).
 
-A split embedding is gathered last, beside all of forward; before it go the rows that the next step looks up, from the
-nodes that have updated them. It has all of backward, too, so none of it is all-reduced, and more of the others is.
+A split embedding is gathered last, beside all of forward. Before all gathers go the sparse rows that the next step
+looks up, from the nodes that have updated them. Its exchange has all of backward, too, so none of it is all-reduced,
+and more of the other buckets is.
 
-On GPUs it is another form, Sharded over dist/gpu/node_exchange.py, for the reason that hierarchical.py gives.
+On GPUs the form is Sharded over dist/gpu/node_exchange.py, for the reason that hierarchical.py gives.
 """
 
+from fractions import Fraction
 from itertools import chain
 
 from dist.cost.memory import Memory
 from dist.cost.overlap import of_buckets
-from dist.cost.rows import node_rows_to_owners
+from dist.cost.sparse_rows import node_rows_to_owners
 from dist.gpu.node_exchange import NodeExchange
-from dist.host.ring import own_chunk
+from dist.host.host_ring import own_chunk
 from dist.ranges import cut_range
 from dist.waiting import Condition, sum_everywhere
-from gpt2.parameters import LOOKUP
-from strategies.base import OnGpus, Updated
+from strategies.base import Updated
 from strategies.hierarchical import Hierarchical
 from strategies.sharded import Sharded
+from strategies.traits import OnGpus
+
+ALL_REDUCED = Fraction(1, 3)  # of the vector, with --overlap
 
 
 class HierarchicalSharded(Hierarchical):
-    name, line = "hierarchical-sharded", "the same, update between its halves"
-    shares_sums, all_reduces_a_part, row_messages = False, True, staticmethod(node_rows_to_owners)
-    memory = Memory(optimizer="2/ML", shared_in_node=True)
-    on_gpus = OnGpus({"float32": NodeExchange, "bfloat16": NodeExchange}, form=Sharded)
-
-    @staticmethod
-    def overlap(training):
-        return of_buckets(training, beside=1.0)  # backward, and the next forward
+    name = "hierarchical-sharded"
+    traits = Hierarchical.traits.changed(
+        line="the same, update between its halves",
+        shares_sums=False,
+        memory=Memory(optimizer="2/ML", shared_in_node=True),
+        on_gpus=OnGpus({"float32": NodeExchange, "bfloat16": NodeExchange}, form=Sharded),
+        sparse_messages=node_rows_to_owners,
+        overlap=lambda training: of_buckets(training, beside=1.0),  # backward, and the next forward
+    )
 
     def _new_optimizers(self, job):
-        self.all_reduced = job.all_reduced if self.overlapping else 0
-        # What is gathered after an update, in the order of its use in forward.
-        self.gathered = [*([LOOKUP] if self.lookup else []), *reversed(self.buckets)]
-        lanes = [lane for bucket in self.buckets for lane in cut_range(*bucket, len(self.lanes))]
-        sharded = [(self._middle(*lane), lane[1]) for lane in lanes]
-        replicated = [(lane[0], self._middle(*lane)) for lane in lanes if self.overlapping]
-        self.sharded = _optimized(job, [_own_shard(job.world, *part) for part in sharded])
-        self.replicated = _optimized(job, [_share_in_node(job.world, *part) for part in replicated])
+        self.all_reduced = all_reduced_beside(self.head_stop / len(self.parameters)) if self.overlapping else 0
+        self.gathered = self.buckets[::-1]  # in the order in which forward uses them
+        parts = [part for bucket in self.buckets for part in cut_range(*bucket, len(self.rails))]
+        sharded = [(self._middle(*part), part[1]) for part in parts]
+        replicated = [(part[0], self._middle(*part)) for part in parts if self.overlapping]
         self.squares_own = [slice(*_own_shard(job.world, *part)) for part in sharded + replicated]
-        # Where updates of the sharded parts add up: in the parameters, until _keep_masters copies them.
-        self.masters, self.keeps_masters = [self.parameters[part] for part, _ in self.sharded], False
-        self.updated, self.awaited = -len(self.gathered), 0  # counts of arrivals: at the last update, and waited for
+        if self.exchange.rounds:
+            self._meet_the_node()  # the leader has filled the parameters, of which masters are copied
+        self.sharded = [self._own_part(job, *_own_shard(job.world, *part)) for part in sharded]
+        self.replicated = [self._own_part(job, *_share_in_node(job.world, *part), False) for part in replicated]
+        self.updated = -self._parts_gathered  # arrivals at the last update
+        self.awaited = 0  # arrivals that this rank has waited for
+        if self.sparse:
+            self.sparse.await_parameters = lambda: self._await(1)
+
+    def _own_part(self, job, start, stop, is_gathered=True):
+        own = self.parameters[start:stop]
+        has_masters = is_gathered and self.exchange.rounds
+        return Updated(start, own.copy() if has_masters else own, job.new_optimizer(start, stop))
 
     def _middle(self, start, stop):
-        """Where a lane's part of a bucket ceases to be replicated and begins to be sharded."""
-        return start if self.is_of_head(start) else start + int((stop - start) * self.all_reduced)
+        """Return where a rail's part of a bucket ceases to be all-reduced and begins to be sharded."""
+        return start if self.is_head(start) else start + int((stop - start) * self.all_reduced)
 
-    def _lane_exchange(self, start, stop):
+    @property
+    def _parts_gathered(self) -> int:
+        """What is gathered after an update: the buckets, and before them the sparse rows of the next step."""
+        return len(self.gathered) + bool(self.sparse)
+
+    def _rail_exchange(self, start, stop):
         middle = self._middle(start, stop)
         sharded = self.exchange.reduce_scatter(self.node_sum, middle, stop)
         if not self.overlapping:
             return sharded
         return chain(sharded, self.exchange.allreduce(self.node_sum, start, middle))
 
-    def _row_exchange(self):
-        return self.rows.to_owners(self.node_sum)
+    def _sparse_rail_exchange(self):
+        return self.sparse_exchange.to_owners(self.node_sum)
 
     def state(self):
-        replicated = [self.parameters[part] for part, _ in self.replicated]
-        updated = zip(self.sharded + self.replicated, self.masters + replicated, strict=True)
-        return [Updated(part.start, parameters, optimizer) for (part, optimizer), parameters in updated]
+        return self.sharded + self.replicated
 
     def resumed(self):
         if self.exchange.rounds:
-            self._keep_masters()
-            self._round_head()
+            self._use_masters()
             self._start_gathering()
-            self._await_gathered(0, len(self.parameters))
+            self._await_arrivals(self._parts_gathered)
 
     def update(self, lr):
         with self.tracer.phase("reduce_scatter", bytes=self.bytes_summed):
@@ -93,82 +106,71 @@ class HierarchicalSharded(Hierarchical):
             (squares,) = sum_everywhere(self.comm, squares)
         with self.tracer.phase("update"):
             norm, scale = self.clip(squares)
-            self._update_parts(lr, scale)
-        rows_bytes = self.lookup.next_nbytes if self.lookup else 0
-        with self.tracer.phase("allgather", bytes=self.parameters.nbytes + rows_bytes):
+            for one in self.state():
+                one.optimizer.update(one.parameters, self.node_sum[one.range], lr, scale)
+            self._use_masters()
+        sparse_bytes = self.sparse.next_nbytes if self.sparse else 0
+        with self.tracer.phase("allgather", bytes=self.parameters.nbytes + sparse_bytes):
             self._start_gathering()
             if not self.overlapping:
-                self._await_gathered(0, len(self.parameters))
+                self._await_arrivals(self._parts_gathered)
         return norm
 
-    def _update_parts(self, lr, scale):
-        for part, optimizer in self.replicated:
-            optimizer.update(self.parameters[part], self.node_sum[part], lr, scale)
-        if self.exchange.rounds and not self.keeps_masters:
-            self._keep_masters()
-        for (part, optimizer), master in zip(self.sharded, self.masters, strict=True):
-            optimizer.update(master, self.node_sum[part], lr, scale)
-            if self.keeps_masters:
-                self.parameters[part] = master
-        self._round_head()
-
-    def _round_head(self):
-        """Looked-up rows are the first to go, and from their owners: as all others will see them."""
-        for part, _ in self.sharded:
-            if self.is_of_head(part.start):
-                self.exchange.round(self.parameters, part.start, part.stop)
-
-    def _keep_masters(self):
-        """From now on updates add up in copies of the sharded parts, as what is gathered is rounded."""
-        self.masters, self.keeps_masters = [self.parameters[part].copy() for part, _ in self.sharded], True
+    def _use_masters(self):
+        """Write the masters into the parameters, the head's rounded: its sparse rows are sent before its all-gather."""
+        for one in self.sharded if self.exchange.rounds else ():
+            self.parameters[one.range] = one.parameters
+            if self.is_head(one.start):
+                self.exchange.round(self.parameters, one.range.start, one.range.stop)
 
     def _start_gathering(self):
-        """Begin to gather the buckets in the order in which forward uses them. Nobody uses the old parameters any more:
-        all ranks of the node have met since backward."""
+        """Start all gathers. All ranks of the node have met since backward, so nobody uses the old parameters."""
         self._arrive()
         self.updated = self.arrivals
-        if self.lookup:
-            self.lookup.fetched = True
-        for index, part in enumerate(self.gathered):
-            gathering = None if self.lane is None else self._lane_gathering(*part)
-            self.exchange.progress.start(self._gather(gathering, self.updated + index))
+        if self.sparse:
+            self.sparse.fetched = True
+        for index in range(self._parts_gathered):
+            if self.rail is None:
+                self._arrive()
+            else:
+                self.exchange.engine.start(self._gather(self._rail_gathering(index), self.updated + index))
 
-    def _lane_gathering(self, start, stop):
-        if (start, stop) == LOOKUP:
-            return self.rows.fetch(self.parameters, self.lookup.next_rows())
-        low, high = self._of_lane(start, stop)
-        return self.exchange.all_gather(self.parameters, self._middle(low, high), high)
+    def _rail_gathering(self, index):
+        if self.sparse and index == 0:
+            return self.sparse_exchange.fetch(self.parameters, self.sparse.next_rows())
+        start, stop = self._of_rail(*self.gathered[index - bool(self.sparse)])
+        return self.exchange.all_gather(self.parameters, self._middle(start, stop), stop)
 
     def _gather(self, gathering, earlier):
-        """Gather a lane's part, and arrive, after `earlier` arrivals; a rank without a lane only arrives."""
-        if gathering is not None:
-            yield self.node.arrived(self.local_ranks, self.updated)
-            yield from gathering
-            yield Condition(lambda: self.arrivals == earlier)  # several are under way, and which one ends first is open
+        """Gather a rail's part, and arrive after `earlier` arrivals."""
+        yield self.node.arrived(self.local_ranks, self.updated)
+        yield from gathering
+        yield Condition(lambda: self.arrivals == earlier)  # several are under way and may end in any order
         self._arrive()
 
     def before_use(self, start, stop):
-        self.poke()
-        if self._arrivals_with(start, stop) > self.awaited:
-            with self.tracer.interruption("allgather"):  # its bytes were counted where update began it
-                self._await_gathered(start, stop)
+        needed = [count for count, bucket in enumerate(self.gathered, 1) if bucket[0] < stop and start < bucket[1]]
+        self._await(max(needed, default=0) + bool(self.sparse))
 
-    def _await_gathered(self, start, stop):
-        self.awaited = self._arrivals_with(start, stop)
-        self.exchange.progress.wait(self.node.arrived(self.lanes, self.awaited))
+    def _await(self, count):
+        """Wait until the first `count` parts are gathered, and move on the others."""
+        self.progress()
+        if self.updated + count > self.awaited:
+            with self.tracer.interruption("allgather"):  # `update` counted its bytes
+                self._await_arrivals(count)
 
-    def _arrivals_with(self, start, stop):
-        """How often a rank with a lane has arrived when it has gathered all that [start, stop) is made of."""
-        needed = [part == (start, stop) or (part[0] < stop and start < part[1]) for part in self.gathered]
-        return self.updated + max((count for count, is_needed in enumerate(needed, 1) if is_needed), default=0)
+    def _await_arrivals(self, count):
+        self.awaited = self.updated + count
+        self.exchange.engine.wait(self.node.arrived(self.rails, self.awaited))
 
 
-def _optimized(job, parts):
-    return [(slice(*part), job.new_optimizer(*part)) for part in parts]
+def all_reduced_beside(head: float) -> Fraction:
+    """Return the share of the other buckets, in 24ths, that makes ALL_REDUCED of the vector. head: its share."""
+    return min(Fraction(1), Fraction(round(24 * float(ALL_REDUCED) / (1 - head)), 24))
 
 
 def _own_shard(world, start, stop):
-    """This rank's share of its node's shard of [start, stop)."""
+    """Return this rank's share of its node's shard of [start, stop)."""
     return _share_in_node(world, *own_chunk(world.node_count, world.node, start, stop))
 
 

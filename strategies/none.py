@@ -1,16 +1,16 @@
 """none: no exchange. Every rank updates its own parameters from its own gradients, so N models drift apart.
 
-The control for the plots: its step is the compute alone, and what another strategy takes longer is its exchange.
+The control for the plots: its step is compute only, and what another strategy takes longer is its exchange.
 Each rank holds parameters, gradients and all optimizer state; no bytes move.
 """
 
-from strategies.base import OnGpus, Strategy
+from strategies.base import Strategy
+from strategies.traits import OnGpus, Traits
 
 
 class NoExchange(Strategy):
-    name, line = "none", "nothing: a control, N models"
-    exchanges = False
-    on_gpus = OnGpus()
+    name = "none"
+    traits = Traits(line="nothing: a control, N models", exchanges=False, on_gpus=OnGpus())
 
     def __init__(self, job):
         super().__init__(job)

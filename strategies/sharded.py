@@ -1,53 +1,54 @@
-"""What the strategies share that update a part of each range of the parameters, and then gather everyone's parts.
+"""Base classes for strategies that update a part of each range of the parameters, and then gather all parts.
 
     each range: reduce-scatter of its gradients;  AdamW on the own part;  each range: all-gather of its parameters
 
-A rank holds the optimizer state of its parts, 2 D / N where all ranks own alike. Where what travels is rounded it also
-holds the parameters of its parts in float32 (D / N): what is gathered is rounded, and updates must add up unrounded.
+A rank holds the optimizer state of its parts, 2 D / N where all ranks own alike. With rounding on the wire it also
+holds float32 masters of its parts (D / N): rounded parameters cannot accumulate small updates.
 """
 
-from dist.sharded import Parts
+from dist.sharded import OwnedParts
 from dist.waiting import sum_everywhere
 from strategies.base import Strategy, Updated
-from strategies.bucketed import InBuckets
+from strategies.bucketed import Bucketed
 
 
 class ShardedUpdate(Strategy):
     """A subclass has `exchange`, and `overlapping`: whether all-gathers go on during the next forward, which waits for
-    those of a range when it comes to use it. phases: of the timer, what its halves are called."""
+    a range's when it comes to use it. `phases` names the two halves for the tracer."""
 
     phases = "reduce_scatter", "allgather"
 
-    def _divide(self, job, ranges, sums: Parts) -> None:
-        """ranges: of the parameters, upwards. sums: room for the sums that this rank owns of their gradients."""
-        self.ranges, self.sums = ranges, sums
+    def _divide(self, job, ranges, sums: OwnedParts) -> None:
+        """ranges: of the parameters, upwards. sums: room for the gradient sums that this rank owns of them."""
+        self.ranges = ranges
+        self.sums = sums
         bounds = {part: own for part, own in sums.bounds.items() if own[0] < own[1]}
         self.optimizers = {part: job.new_optimizer(*own) for part, own in bounds.items()}
         self.own = self._own_parameters(job)
-        self.on_the_way = {}  # by range, in the order in which they began: the all-gather of its parameters
+        self.gathering = {}  # the all-gather of each range that is under way, in the order in which they began
 
     @property
-    def _keeps_own_apart(self) -> bool:
-        """Whether this rank's parts lie beside the parameters: what is gathered is rounded, and updates add up."""
+    def _has_masters(self) -> bool:
+        """Whether this rank keeps its parts beside the parameters, because those are rounded on the wire."""
         return self.exchange.rounds
 
     def _own_parameters(self, job):
-        """This rank's part of each range of the parameters."""
+        """Return this rank's part of each range of the parameters."""
         in_place = {part: self.parameters[slice(*bounds)] for part, bounds in self.sums.bounds.items()}
-        if not self._keeps_own_apart:
+        if not self._has_masters:
             return in_place
-        apart = self.sums.alike()
+        masters = self.sums.alike()
         for part, values in in_place.items():
-            apart[part][:] = values
-        return apart
+            masters[part][:] = values
+        return masters
 
     def before_use(self, start, stop):
-        for part in [part for part in self.on_the_way if part[0] < stop]:
-            with self.tracer.interruption(self.phases[1]):  # its bytes were counted where update began it
-                self.exchange.progress.finish(self.on_the_way.pop(part))
+        for part in [part for part in self.gathering if part[0] < stop]:
+            with self.tracer.interruption(self.phases[1]):  # `update` counted its bytes
+                self.exchange.engine.finish(self.gathering.pop(part))
 
-    def _update_and_share(self, lr):
-        """From the sums to new parameters, on all ranks or on the way there; returns the norm."""
+    def update(self, lr):
+        """Turn the sums into new parameters, on all ranks or on their way there."""
         with self.tracer.phase("allreduce", bytes=8):
             (squares,) = sum_everywhere(self.comm, self.sum_of_squares(self.sums.flat))
         with self.tracer.phase("update"):
@@ -60,11 +61,11 @@ class ShardedUpdate(Strategy):
 
     def _share_parameters(self):
         with self.tracer.phase(self.phases[1], bytes=self.parameters.nbytes):
-            progress = self.exchange.progress
-            self.on_the_way = {part: progress.start(self._all_gather(*part)) for part in self.ranges}
+            engine = self.exchange.engine
+            self.gathering = {part: engine.start(self._all_gather(*part)) for part in self.ranges}
             if not self.overlapping:
-                progress.finish()
-                self.on_the_way.clear()
+                engine.finish()
+                self.gathering.clear()
 
     def state(self):
         bounds = self.sums.bounds
@@ -80,27 +81,27 @@ class ShardedUpdate(Strategy):
         total += self.gradients[slice(*self.sums.bounds[start, stop])]
 
     def _all_gather(self, start, stop):
-        if self._keeps_own_apart:
+        if self._has_masters:
             self.parameters[slice(*self.sums.bounds[start, stop])][:] = self.own[start, stop]
         yield from self.exchange.all_gather(self.parameters, start, stop)
 
 
-class Sharded(InBuckets, ShardedUpdate):
-    """Bucket by bucket: the form of the strategies that gather parameters, where each exchange is a queued call."""
+class Sharded(Bucketed, ShardedUpdate):
+    """Sharded bucket by bucket. On GPUs, and over MPI's rooted calls, each exchange is one queued call."""
 
     def __init__(self, job):
         super().__init__(job)
         self.exchange = self._new_exchange(job)
         owned = {bucket: self.exchange.own_part(*bucket) for bucket in reversed(self.buckets)}
-        self._divide(job, [*owned], Parts(owned, job.buffers.zeros))
+        self._divide(job, [*owned], OwnedParts(owned, job.buffers.zeros))
 
     def _new_exchange(self, job):
         return job.new_exchange(self.comm, self.buckets)
 
     def start_exchange(self, start, stop):
-        self.exchange.progress.start(self._reduce_scatter(start, stop))
+        self.exchange.engine.start(self._reduce_scatter(start, stop))
 
     def update(self, lr):
         with self.tracer.phase(self.phases[0], bytes=self.gradients.nbytes):
             self.finish_exchange()
-        return self._update_and_share(lr)
+        return super().update(lr)

@@ -6,7 +6,7 @@
 A rank holds 4 D / N: its parts of parameters, sums and moments; beside them two layers' parameters and two layers'
 gradients, the buffers that all layers take turns in. The embeddings are gathered once a step and stay until the next
 update: the head needs them from the end of forward to the start of backward, where their gradient is made, so to free
-them in between would not lower the peak. Through each rank go about 3 (N-1)/N D in and out a micro-step; what is
+them in between would not lower the peak. Through each rank go about 3 (N-1)/N D in and out a microbatch; what is
 still there where forward turns to backward is not gathered again.
 """
 
@@ -15,62 +15,6 @@ from dist.cost.messages import rings_of_ranges
 from dist.cost.overlap import Overlap, embeddings_share
 from dist.sharded import LAYER_SLOTS, ShardedParameters
 from strategies.zero_2 import Zero2
-
-
-class Zero3(Zero2):
-    name, line = "zero-3", "the same, and parameters gathered for each use"
-    memory = Memory("1/N", "1/N", "2/N")
-    buffers = ShardedParameters
-    _keeps_own_apart = True  # the ranges that are in use take turns
-
-    @staticmethod
-    def messages(setting):
-        return rings_of_ranges(setting, ranges_exchanged(len(setting.ranges), setting.micro_steps))
-
-    @staticmethod
-    def overlap(training):
-        """Gathers, too, run in all micro-steps; the embeddings' shows, whose parameters are used first."""
-        steps = ranges_exchanged(len(training.ranges), training.micro_steps)
-        ranges = training.ranges or (training.parameters,)
-        vectors = sum(ranges[index] for _, index in steps) / training.parameters
-        return Overlap(1.0, embeddings_share(training) * (training.micro_steps + 1) / vectors, 1.0)
-
-    def __init__(self, job):
-        super().__init__(job)
-        self.position = 0
-        self.gathered = {}  # by slot: the range that is there or on its way
-
-    def _own_parameters(self, job):
-        return job.buffers.own
-
-    def before_use(self, start, stop):
-        part = (start, stop)
-        if part in self.on_the_way or not self._is_gathered(part):
-            with self.tracer.interruption("allgather", bytes=4 * (stop - start)):
-                self._gather(part)
-                self.exchange.progress.finish(self.on_the_way.pop(part))
-        ahead = self._next_after(part)
-        if self.overlapping and ahead is not None:
-            self._gather(ahead)
-
-    def _next_after(self, part):
-        """The range that the model comes to next, in the direction in which it goes through them."""
-        position = self.ranges.index(part)
-        step = -1 if 0 < position <= self.position else 1
-        self.position = position
-        return self.ranges[position + step] if position + step < len(self.ranges) else None
-
-    def _is_gathered(self, part):
-        return self.gathered.get(self.parameters.slot_of[part]) == part
-
-    def _gather(self, part):
-        """Begin a range's all-gather, in the place of the range two before it, unless it has been begun already."""
-        if not self._is_gathered(part):
-            self.gathered[self.parameters.slot_of[part]] = part
-            self.on_the_way[part] = self.exchange.progress.start(self._all_gather(*part))
-
-    def _share_parameters(self):
-        self.gathered.clear()
 
 
 def ranges_exchanged(ranges: int, micro_steps: int) -> list[tuple[str, int]]:
@@ -91,3 +35,60 @@ def ranges_exchanged(ranges: int, micro_steps: int) -> list[tuple[str, int]]:
                 if reduces:
                     steps.append(("reduce-scatter", index))
     return steps
+
+
+def overlap(training):
+    """Hide gathers, too, in all microbatches, but the embeddings', whose parameters are used first."""
+    steps = ranges_exchanged(len(training.ranges), training.micro_steps)
+    ranges = training.ranges or (training.parameters,)
+    vectors = sum(ranges[index] for _, index in steps) / training.parameters
+    return Overlap(1.0, embeddings_share(training) * (training.micro_steps + 1) / vectors, 1.0)
+
+
+class Zero3(Zero2):
+    name = "zero-3"
+    traits = Zero2.traits.changed(
+        line="the same, and parameters gathered for each use",
+        memory=Memory("1/N", "1/N", "2/N"),
+        buffers=ShardedParameters,
+        messages=lambda setting: rings_of_ranges(setting, ranges_exchanged(len(setting.ranges), setting.micro_steps)),
+        overlap=overlap,
+    )
+    _has_masters = True  # the ranges in use take turns in the same memory
+
+    def __init__(self, job):
+        super().__init__(job)
+        self.position = 0
+        self.gathered = {}  # by slot: the range that is there or on its way
+
+    def _own_parameters(self, job):
+        return job.buffers.own
+
+    def before_use(self, start, stop):
+        part = (start, stop)
+        if part in self.gathering or not self._is_gathered(part):
+            with self.tracer.interruption("allgather", bytes=4 * (stop - start)):
+                self._gather(part)
+                self.exchange.engine.finish(self.gathering.pop(part))
+        ahead = self._next_after(part)
+        if self.overlapping and ahead is not None:
+            self._gather(ahead)
+
+    def _next_after(self, part):
+        """The range that the model comes to next, in the direction in which it goes through them."""
+        position = self.ranges.index(part)
+        step = -1 if 0 < position <= self.position else 1
+        self.position = position
+        return self.ranges[position + step] if position + step < len(self.ranges) else None
+
+    def _is_gathered(self, part):
+        return self.gathered.get(self.parameters.slot_of[part]) == part
+
+    def _gather(self, part):
+        """Begin a range's all-gather, in the place of the range two before it, unless it has been begun already."""
+        if not self._is_gathered(part):
+            self.gathered[self.parameters.slot_of[part]] = part
+            self.gathering[part] = self.exchange.engine.start(self._all_gather(*part))
+
+    def _share_parameters(self):
+        self.gathered.clear()

@@ -12,11 +12,11 @@ from functools import cached_property
 import numpy as np
 
 from dist.cost.mpi_algorithms import ring_all_gather, ring_reduce_scatter
-from dist.cost.mpi_calls import Call, Group
+from dist.cost.mpi_calls import CallGroup, MpiCall
 from dist.cost.mpi_choices import LIBRARIES, resolve
 from dist.cost.stages import Stage, barrier, stage
+from dist.host.host_tree import double_tree
 from dist.host.rooted import PIECE_SEGMENTS, WINDOW
-from dist.host.tree import double_tree
 from dist.probe.links import LEAST_SEGMENT_BYTES
 from dist.ranges import cut, cut_by_node
 
@@ -51,8 +51,8 @@ class Setting:
         return np.arange(len(self.placement))
 
     @cached_property
-    def group(self) -> Group:
-        return Group(self.ranks, self.placement)
+    def group(self) -> CallGroup:
+        return CallGroup(self.ranks, self.placement)
 
     @property
     def vector(self) -> int:
@@ -72,7 +72,7 @@ class Setting:
     def call(self, collective: str, size: int, root: int = 0) -> Messages:
         """One MPI collective of `size` bytes. UnknownChoice where the library's algorithm is not known."""
         built_in = self.item == FLOAT32_BYTES and not self.own_operation
-        return resolve(Call(self.library, collective, self.group, size, self.item, root, built_in=built_in))
+        return resolve(MpiCall(self.library, collective, self.group, size, self.item, root, built_in=built_in))
 
 
 def in_turn(*calls: Messages) -> Messages:

@@ -21,7 +21,7 @@ from dist.cost.messages import FLOAT32_BYTES, Messages, Setting, message_schedul
 from dist.cost.mpi_algorithms import RENDEZVOUS_BYTES
 from dist.cost.ports import Links
 from dist.cost.replay import replay_seconds
-from dist.cost.rows import RowMessages, Rows
+from dist.cost.sparse_rows import Rows, SparseMessages
 from dist.cost.stages import Stage, node_traffic
 
 # An Ethernet frame of 1514 bytes, and 24 around it that only the wire sees, carries 1448 of TCP's data; a shaper that
@@ -106,7 +106,7 @@ def predict(
     return _prediction(stages, cluster, library, lower_bound_s(cluster, size_bytes), algorithms)
 
 
-def predict_rows(messages: RowMessages, cluster: Cluster, rows: Rows, library: str = "mpich") -> Prediction:
+def predict_rows(messages: SparseMessages, cluster: Cluster, rows: Rows, library: str = "mpich") -> Prediction:
     """Of looked-up rows that travel apart from their table."""
     stages = messages(np.asarray(cluster.placement), rows) if len(cluster.placement) > 1 else []
     return _prediction(stages, cluster, library, 0.0, [])

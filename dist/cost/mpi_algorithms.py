@@ -8,7 +8,7 @@ communication operations in MPICH", IJHPCA 19(1), 2005.
 
 import numpy as np
 
-from dist.cost.mpi_calls import Call
+from dist.cost.mpi_calls import MpiCall
 from dist.cost.stages import Stage, doublings, stage
 
 # UCX sends a vector of less than this at once, into buffers of the receiver. A larger one waits until the receiver
@@ -46,29 +46,29 @@ def ring_rounds(members, blocks) -> list[Stage]:
     return [stage(members, np.roll(members, -1), blocks[(place - shift) % count]) for shift in range(count - 1)]
 
 
-def linear_reduce(call: Call) -> list[Stage]:
+def linear_reduce(call: MpiCall) -> list[Stage]:
     """Open MPI's: the root receives from one after another, the last first (coll_base_reduce.c, basic_linear)."""
     others = np.delete(call.members, call.root)[::-1]
     return [stage(other, call.members[call.root], call.size, added=call.size) for other in others]
 
 
-def linear_bcast(call: Call) -> list[Stage]:
+def linear_bcast(call: MpiCall) -> list[Stage]:
     return [stage(call.members[call.root], call.members, call.size)]
 
 
-def linear_scatter(call: Call) -> list[Stage]:
+def linear_scatter(call: MpiCall) -> list[Stage]:
     """One blocking send after another, in the order of the members (coll_base_scatter.c, basic_linear)."""
     others = np.delete(call.members, call.root)
     return [stage(call.members[call.root], other, call.block) for other in others]
 
 
-def chain_reduce(call: Call) -> list[Stage]:
+def chain_reduce(call: MpiCall) -> list[Stage]:
     """One after another, from the last to the root, not cut into segments."""
     order = call.from_root
     return [stage(order[place], order[place - 1], call.size, added=call.size) for place in range(call.count - 1, 0, -1)]
 
 
-def binomial_reduce(call: Call) -> list[Stage]:
+def binomial_reduce(call: MpiCall) -> list[Stage]:
     """log2 rounds; in round k the members at odd multiples of 2^k from the root send everything and leave."""
     order, stages = call.from_root, []
     for distance in doublings(call.count):
@@ -77,7 +77,7 @@ def binomial_reduce(call: Call) -> list[Stage]:
     return stages
 
 
-def doubling_bcast(call: Call) -> list[Stage]:
+def doubling_bcast(call: MpiCall) -> list[Stage]:
     """libnbc's binomial tree, grown the other way: in round k the 2^k members that have it send it 2^k further.
 
     The root and the first member change places, the others keep theirs (nbc_ibcast.c).
@@ -90,7 +90,7 @@ def doubling_bcast(call: Call) -> list[Stage]:
     return stages
 
 
-def scattered_bcast(call: Call, gather) -> list[Stage]:
+def scattered_bcast(call: MpiCall, gather) -> list[Stage]:
     """van de Geijn's: blocks scattered down a binomial tree, then gathered.
 
     gather(members, blocks): ring_rounds, or doubling_all_gather for a power of two of members.
@@ -113,7 +113,7 @@ def binomial_scatter(order, blocks) -> list[Stage]:
     return [stage(order[receivers[now] - distance[now]], order[receivers[now]], sent[now]) for now in together]
 
 
-def pairwise_reduce_scatter(call: Call) -> list[Stage]:
+def pairwise_reduce_scatter(call: MpiCall) -> list[Stage]:
     """In round i each member sends its block to the i-th member after it.
 
     Where many ranks are placed node by node, the rounds in which no message stays inside a node are alike. They stand
@@ -145,7 +145,7 @@ def doubling_all_gather(members, blocks, library="mpich") -> list[Stage]:
     return stages
 
 
-def bruck_all_gather(call: Call) -> list[Stage]:
+def bruck_all_gather(call: MpiCall) -> list[Stage]:
     """In round k everybody sends what it has 2^k members back, the last round only what is missing."""
     return [
         stage(call.members, np.roll(call.members, distance), call.block * min(distance, call.count - distance))
@@ -153,7 +153,7 @@ def bruck_all_gather(call: Call) -> list[Stage]:
     ]
 
 
-def doubling_allreduce(call: Call) -> list[Stage]:
+def doubling_allreduce(call: MpiCall) -> list[Stage]:
     """Recursive doubling of whole vectors; members beyond a power of two are folded into others and served last."""
     size, (core, fold) = call.size, folded(call.members, keep=1)
     index, apart = np.arange(len(core)), len(fold) > 0

@@ -7,7 +7,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Group:
+class CallGroup:
     """A communicator. A place is an index into its members."""
 
     members: np.ndarray  # ranks in the communicator's order, int64 (count,)
@@ -27,8 +27,8 @@ class Group:
         return np.sort(np.unique(self.nodes, return_index=True)[1])
 
     @cached_property
-    def leaders(self) -> "Group":
-        return Group(self.members[self.leader_places], self.nodes[self.leader_places])
+    def leaders(self) -> "CallGroup":
+        return CallGroup(self.members[self.leader_places], self.nodes[self.leader_places])
 
     @cached_property
     def local_places(self) -> tuple[np.ndarray, np.ndarray]:
@@ -43,12 +43,12 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Call:
+class MpiCall:
     """A collective of a communicator on a vector."""
 
     library: str  # "mpich" or "openmpi"
     collective: str  # "reduce", "bcast", "ireduce", "ibcast", "allreduce", "reduce_scatter_block" or "allgather"
-    group: Group
+    group: CallGroup
     size: int  # bytes of the whole vector
     item: int  # bytes of one element
     root: int = 0  # its place in the group
@@ -100,6 +100,6 @@ class Call:
         """The place, among the leaders, of the leader on the root's node."""
         return int(np.flatnonzero(self.group.leaders.nodes == self.group.nodes[self.root])[0])
 
-    def among_leaders(self, root: int = 0) -> "Call":
+    def among_leaders(self, root: int = 0) -> "MpiCall":
         """The same call, one rank a node; root: its place among the leaders."""
         return replace(self, group=self.group.leaders, root=root)

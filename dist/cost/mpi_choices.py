@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from dist.cost import mpi_algorithms as flat
 from dist.cost import mpi_compositions as composed
-from dist.cost.mpi_calls import Call
+from dist.cost.mpi_calls import MpiCall
 from dist.cost.rabenseifner import rabenseifner_allreduce, rabenseifner_reduce
 from dist.cost.stages import Stage, backwards
 from dist.probe.programs import OPEN_MPI, mpi_family
@@ -30,108 +30,108 @@ class UnknownChoice(ValueError):
 
 
 @dataclass(frozen=True)
-class Choice:
+class Option:
     """A line of the table."""
 
-    condition: Callable[[Call], bool]
+    condition: Callable[[MpiCall], bool]
     algorithm: str | None
     source: str  # where it was read
     counted: bool = False  # confirmed by the ports' counters
 
 
-def otherwise(call: Call) -> bool:
+def otherwise(call: MpiCall) -> bool:
     return True
 
 
 CHOICES = {
     ("mpich", "reduce"): [
-        Choice(lambda call: call.shares_nodes and call.size > 2048, "smp", CH4, counted=True),
-        Choice(lambda call: call.shares_nodes, None, CH4),  # its composition beta
-        Choice(lambda call: call.size <= 2048 or call.few_elements or not call.built_in, "binomial", MPICH),
-        Choice(otherwise, "rabenseifner", MPICH, counted=True),
+        Option(lambda call: call.shares_nodes and call.size > 2048, "smp", CH4, counted=True),
+        Option(lambda call: call.shares_nodes, None, CH4),  # its composition beta
+        Option(lambda call: call.size <= 2048 or call.few_elements or not call.built_in, "binomial", MPICH),
+        Option(otherwise, "rabenseifner", MPICH, counted=True),
     ],
     ("mpich", "ireduce"): [
-        Choice(lambda call: call.shares_nodes, "smp", MPICH, counted=True),
-        Choice(lambda call: call.size <= 2048 or call.few_elements or not call.built_in, "binomial", MPICH),
-        Choice(otherwise, "rabenseifner", MPICH),
+        Option(lambda call: call.shares_nodes, "smp", MPICH, counted=True),
+        Option(lambda call: call.size <= 2048 or call.few_elements or not call.built_in, "binomial", MPICH),
+        Option(otherwise, "rabenseifner", MPICH),
     ],
     ("mpich", "ibcast"): [
-        Choice(lambda call: call.shares_nodes, "smp", MPICH, counted=True),
-        Choice(lambda call: call.count < 8 or call.size < 12288, "binomial", MPICH),
-        Choice(lambda call: call.power_of_two and call.size < 524288, "scatter-doubling", MPICH),
-        Choice(otherwise, "scatter-ring", MPICH),
+        Option(lambda call: call.shares_nodes, "smp", MPICH, counted=True),
+        Option(lambda call: call.count < 8 or call.size < 12288, "binomial", MPICH),
+        Option(lambda call: call.power_of_two and call.size < 524288, "scatter-doubling", MPICH),
+        Option(otherwise, "scatter-ring", MPICH),
     ],
     ("mpich", "bcast"): [
-        Choice(lambda call: call.shares_nodes and call.count < 8, "smp", CH4, counted=True),
-        Choice(lambda call: call.shares_nodes and call.size < 12288, "smp", CH4),
-        Choice(lambda call: call.shares_nodes and call.power_of_two and call.size < 524288, "smp", CH4),
-        Choice(lambda call: call.count < 8, "binomial", MPICH, counted=True),
-        Choice(lambda call: call.size <= 12288, "binomial", MPICH),
-        Choice(lambda call: call.power_of_two and call.size <= 524288, "scatter-doubling", MPICH),
-        Choice(otherwise, "scatter-ring", MPICH, counted=True),
+        Option(lambda call: call.shares_nodes and call.count < 8, "smp", CH4, counted=True),
+        Option(lambda call: call.shares_nodes and call.size < 12288, "smp", CH4),
+        Option(lambda call: call.shares_nodes and call.power_of_two and call.size < 524288, "smp", CH4),
+        Option(lambda call: call.count < 8, "binomial", MPICH, counted=True),
+        Option(lambda call: call.size <= 12288, "binomial", MPICH),
+        Option(lambda call: call.power_of_two and call.size <= 524288, "scatter-doubling", MPICH),
+        Option(otherwise, "scatter-ring", MPICH, counted=True),
     ],
     ("mpich", "allreduce"): [
         # The source has leaders only up to 32 KiB; 5.0.2 sums among leaders at 8 MB too, say the counters.
-        Choice(lambda call: call.shares_nodes, "smp", CH4, counted=True),
-        Choice(lambda call: call.size <= 8 or call.few_elements or not call.built_in, "doubling", MPICH),
-        Choice(otherwise, "rabenseifner", MPICH, counted=True),
+        Option(lambda call: call.shares_nodes, "smp", CH4, counted=True),
+        Option(lambda call: call.size <= 8 or call.few_elements or not call.built_in, "doubling", MPICH),
+        Option(otherwise, "rabenseifner", MPICH, counted=True),
     ],
     ("mpich", "reduce_scatter_block"): [
-        Choice(lambda call: call.size >= 524288, "pairwise", MPICH, counted=True),
-        Choice(otherwise, None, MPICH),  # recursive halving of uneven blocks
+        Option(lambda call: call.size >= 524288, "pairwise", MPICH, counted=True),
+        Option(otherwise, None, MPICH),  # recursive halving of uneven blocks
     ],
     ("mpich", "allgather"): [
-        Choice(lambda call: call.power_of_two and call.size < 524288, "doubling", MPICH),
-        Choice(lambda call: call.size < 81920, "bruck", MPICH),
-        Choice(otherwise, "ring", MPICH, counted=True),
+        Option(lambda call: call.power_of_two and call.size < 524288, "doubling", MPICH),
+        Option(lambda call: call.size < 81920, "bruck", MPICH),
+        Option(otherwise, "ring", MPICH, counted=True),
     ],
     ("openmpi", "reduce"): [
-        Choice(lambda call: call.nodes_alike, "han", HAN, counted=True),
-        Choice(lambda call: call.count < 4 and call.size >= 1 << 20, "chain", TUNED, counted=True),
-        Choice(lambda call: 4 <= call.count < 8 and call.size >= 1 << 20, "linear", TUNED, counted=True),
-        Choice(lambda call: 4 <= call.count < 8 and call.size >= 1 << 19, "binomial", TUNED),
-        Choice(lambda call: 8 <= call.count < 512 and call.size >= 16384, "binomial", TUNED, counted=True),
-        Choice(lambda call: call.count >= 512 and call.size >= 16384, "binomial", TUNED),
-        Choice(otherwise, None, TUNED),
+        Option(lambda call: call.nodes_alike, "han", HAN, counted=True),
+        Option(lambda call: call.count < 4 and call.size >= 1 << 20, "chain", TUNED, counted=True),
+        Option(lambda call: 4 <= call.count < 8 and call.size >= 1 << 20, "linear", TUNED, counted=True),
+        Option(lambda call: 4 <= call.count < 8 and call.size >= 1 << 19, "binomial", TUNED),
+        Option(lambda call: 8 <= call.count < 512 and call.size >= 16384, "binomial", TUNED, counted=True),
+        Option(lambda call: call.count >= 512 and call.size >= 16384, "binomial", TUNED),
+        Option(otherwise, None, TUNED),
     ],
     ("openmpi", "bcast"): [
-        Choice(lambda call: call.nodes_alike, "han", HAN, counted=True),
+        Option(lambda call: call.nodes_alike, "han", HAN, counted=True),
         # A binary tree, which of 3 is the root and two children.
-        Choice(lambda call: call.count < 4 and call.size >= 1 << 20, "linear", TUNED, counted=True),
-        Choice(lambda call: 4 <= call.count < 8 and call.size >= 1 << 20, "chain", TUNED, counted=True),
-        Choice(lambda call: 4 <= call.count < 8 and call.size >= 8192, "linear", TUNED),
-        Choice(lambda call: 8 <= call.count < 16 and call.size >= 32768, "linear", TUNED, counted=True),
-        Choice(lambda call: 16 <= call.count < 32 and 4096 <= call.size < 1 << 20, "binomial", TUNED),
-        Choice(otherwise, None, TUNED),  # k-nomial and binary trees, scatter and recursive doubling
+        Option(lambda call: call.count < 4 and call.size >= 1 << 20, "linear", TUNED, counted=True),
+        Option(lambda call: 4 <= call.count < 8 and call.size >= 1 << 20, "chain", TUNED, counted=True),
+        Option(lambda call: 4 <= call.count < 8 and call.size >= 8192, "linear", TUNED),
+        Option(lambda call: 8 <= call.count < 16 and call.size >= 32768, "linear", TUNED, counted=True),
+        Option(lambda call: 16 <= call.count < 32 and 4096 <= call.size < 1 << 20, "binomial", TUNED),
+        Option(otherwise, None, TUNED),  # k-nomial and binary trees, scatter and recursive doubling
     ],
     ("openmpi", "ireduce"): [
-        Choice(lambda call: call.count > 2 and not call.few_elements, "rabenseifner", NBC),
-        Choice(lambda call: call.count > 4 or call.size < 65536, "binomial", NBC),
-        Choice(otherwise, "chain", NBC),
+        Option(lambda call: call.count > 2 and not call.few_elements, "rabenseifner", NBC),
+        Option(lambda call: call.count > 4 or call.size < 65536, "binomial", NBC),
+        Option(otherwise, "chain", NBC),
     ],
     ("openmpi", "ibcast"): [
-        Choice(lambda call: call.count <= 4, "linear", NBC),
-        Choice(otherwise, "doubling", NBC),
+        Option(lambda call: call.count <= 4, "linear", NBC),
+        Option(otherwise, "doubling", NBC),
     ],
     ("openmpi", "allreduce"): [
-        Choice(lambda call: call.shares_nodes, "han", HAN, counted=True),
-        Choice(lambda call: call.size >= 262144, "rabenseifner", TUNED, counted=True),
-        Choice(otherwise, None, TUNED),
+        Option(lambda call: call.shares_nodes, "han", HAN, counted=True),
+        Option(lambda call: call.size >= 262144, "rabenseifner", TUNED, counted=True),
+        Option(otherwise, None, TUNED),
     ],
     ("openmpi", "reduce_scatter_block"): [
-        Choice(lambda call: call.count < 4 and call.block >= 1 << 17, "reduce-scatter", TUNED, counted=True),
-        Choice(lambda call: 4 <= call.count < 8 and call.block >= 1 << 20, "reduce-scatter", TUNED, counted=True),
-        Choice(lambda call: 8 <= call.count < 16 and 1 << 19 <= call.block < 1 << 22, "reduce-scatter", TUNED, True),
-        Choice(lambda call: 16 <= call.count < 32 and 1 << 19 <= call.block < 1 << 21, "reduce-scatter", TUNED),
-        Choice(lambda call: call.count >= 32 and 1 << 16 <= call.block < 1 << 18, "reduce-scatter", TUNED),
-        Choice(otherwise, None, TUNED),  # butterfly, recursive halving
+        Option(lambda call: call.count < 4 and call.block >= 1 << 17, "reduce-scatter", TUNED, counted=True),
+        Option(lambda call: 4 <= call.count < 8 and call.block >= 1 << 20, "reduce-scatter", TUNED, counted=True),
+        Option(lambda call: 8 <= call.count < 16 and 1 << 19 <= call.block < 1 << 22, "reduce-scatter", TUNED, True),
+        Option(lambda call: 16 <= call.count < 32 and 1 << 19 <= call.block < 1 << 21, "reduce-scatter", TUNED),
+        Option(lambda call: call.count >= 32 and 1 << 16 <= call.block < 1 << 18, "reduce-scatter", TUNED),
+        Option(otherwise, None, TUNED),  # butterfly, recursive halving
     ],
     ("openmpi", "allgather"): [
-        Choice(lambda call: call.nodes_alike, "han", HAN, counted=True),
-        Choice(lambda call: call.count < 32 and call.power_of_two, "doubling", TUNED, counted=True),
-        Choice(lambda call: call.count < 32, "bruck", TUNED, counted=True),
-        Choice(lambda call: call.count < 128 and call.block >= 1 << 16, "ring", TUNED),
-        Choice(otherwise, None, TUNED),  # ring or neighbour exchange, by size in many steps
+        Option(lambda call: call.nodes_alike, "han", HAN, counted=True),
+        Option(lambda call: call.count < 32 and call.power_of_two, "doubling", TUNED, counted=True),
+        Option(lambda call: call.count < 32, "bruck", TUNED, counted=True),
+        Option(lambda call: call.count < 128 and call.block >= 1 << 16, "ring", TUNED),
+        Option(otherwise, None, TUNED),  # ring or neighbour exchange, by size in many steps
     ],
 }
 LIBRARIES = ("mpich", "openmpi")
@@ -142,7 +142,7 @@ def library_key(name: str) -> str:
     return "openmpi" if mpi_family(name) == OPEN_MPI else "mpich"
 
 
-def resolve(call: Call) -> tuple[list[Stage], list[str]]:
+def resolve(call: MpiCall) -> tuple[list[Stage], list[str]]:
     """(what the library sends for this call, the names of the algorithms). UnknownChoice if it is not known."""
     choice = next(choice for choice in CHOICES[call.library, call.collective] if choice.condition(call))
     name = f"{call.collective} {choice.algorithm}"

@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 
 from dist.cost import mpi_algorithms
-from dist.cost.mpi_calls import Call
+from dist.cost.mpi_calls import MpiCall
 from dist.cost.rabenseifner import rabenseifner_reduce
 from dist.cost.stages import Stage, backwards, doublings, stage
 
 
-def local_reduce(call: Call) -> list[Stage]:
+def local_reduce(call: MpiCall) -> list[Stage]:
     """Every node's sum on its leader."""
     place, leader = call.group.local_places
     by_place = np.argsort(leader * call.count + place)  # node by node, each node's members in their order
@@ -26,12 +26,12 @@ def local_reduce(call: Call) -> list[Stage]:
     return stages
 
 
-def local_bcast(call: Call) -> list[Stage]:
+def local_bcast(call: MpiCall) -> list[Stage]:
     """From every leader to its node."""
     return backwards(local_reduce(call))
 
 
-def smp(call: Call, resolve) -> tuple[list[Stage], list[str]]:
+def smp(call: MpiCall, resolve) -> tuple[list[Stage], list[str]]:
     """MPICH's: inside the nodes, among their leaders, inside the nodes again.
 
     resolve(call): (stages, names) of the leaders' call, which is a choice of its own.
@@ -49,7 +49,7 @@ def smp(call: Call, resolve) -> tuple[list[Stage], list[str]]:
     return local_reduce(call) + middle + after, names
 
 
-def han(call: Call) -> list[Stage]:
+def han(call: MpiCall) -> list[Stage]:
     """Open MPI's HAN: segments of 64 KiB, so that node sum, leaders' exchange and node broadcast run at once.
 
     Among the leaders it calls libnbc. Its algorithms were counted with 3, 4 and 5 leaders; more are taken to be served
@@ -69,7 +69,7 @@ def han(call: Call) -> list[Stage]:
     return [stage(*joined, steps=sum(part.steps for part in parts), all_together=True)]
 
 
-def _han_all_gather(call: Call) -> list[Stage]:
+def _han_all_gather(call: MpiCall) -> list[Stage]:
     """Blocks collected on the leaders, gathered among them, and handed to everybody on the node."""
     leaders = call.among_leaders()
     _, leader = call.group.local_places

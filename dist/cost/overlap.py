@@ -1,53 +1,14 @@
 """How much of an exchange a step shows when part of it runs beside the step's computing."""
 
 from dataclasses import dataclass
-from fractions import Fraction
 
 from dist.cost.messages import FLOAT32_BYTES
-from dist.cost.rows import Rows
+from dist.cost.sparse_rows import Rows
 
 # Of a step's computing backward is two thirds: two products for each of forward's.
 BACKWARD = 2 / 3
-# Of what can be gathered during forward, the part that is all-reduced during backward instead. Before the update there
-# is 1 + this part of a half of the exchange, and after it 1 - this part: with a third, two to one, as backward is to
-# forward. So both hide alike, however long the exchange is beside the computing.
-ALL_REDUCED = Fraction(1, 3)
-# By how much an exchange beside computing may be longer, or shorter, than it seems from what was timed before.
-DOUBT = 0.2
 # The bucket that becomes final last: 4 MiB, or an eighth of a small vector.
 BUCKET_BYTES, LARGEST_BUCKET = 4 << 20, 1 / 8
-
-
-@dataclass(frozen=True)
-class Timed:
-    """What was timed, or predicted of measured links, before the first step. Seconds of the whole exchange and of the
-    computing of all micro-steps."""
-
-    exchange_s: float
-    compute_s: float
-    micro_steps: int = 1
-
-
-def least_all_reduced(timed: Timed) -> Fraction:
-    """The least part of all that is to be all-reduced so that no more shows of either half, in 24ths.
-
-    What is gathered instead is updated by one node alone, not by all, and held there. So nothing is all-reduced where
-    forward surely has time for the gathered half, nor where the other half surely fills backward; and never more than
-    ALL_REDUCED, with which both halves hide alike.
-    """
-    backward_s = BACKWARD * timed.compute_s / timed.micro_steps
-    forward_s = (1 - BACKWARD) * timed.compute_s / timed.micro_steps
-    if not timed.exchange_s:
-        return Fraction(0)
-    hiding = 1 - 2 * forward_s / ((1 + DOUBT) * timed.exchange_s)
-    filling = 2 * backward_s / ((1 - DOUBT) * timed.exchange_s) - 1
-    return Fraction(round(24 * max(0.0, min(float(ALL_REDUCED), hiding, filling))), 24)
-
-
-def all_reduced_beside(head: float, wanted: Fraction = ALL_REDUCED) -> Fraction:
-    """The part of the other buckets that is all-reduced so that it is `wanted` of all, in 24ths; of a split embedding,
-    `head` of the vector, nothing is."""
-    return min(Fraction(1), Fraction(round(24 * float(wanted) / (1 - head)), 24)) if head else wanted
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from collections.abc import Callable
 import numpy as np
 
 from dist.cost.mpi_algorithms import RENDEZVOUS_BYTES, folded
-from dist.cost.mpi_calls import Call
+from dist.cost.mpi_calls import MpiCall
 from dist.cost.stages import Stage, doublings, stage
 
 
-def rabenseifner_reduce(call: Call) -> list[Stage]:
+def rabenseifner_reduce(call: MpiCall) -> list[Stage]:
     """To the root."""
     core, fold = folded(call.members, keep=0)
     out_of_step = pairs_apart(call, len(fold) > 0, in_step=0 if call.after_node_sums else 1)
@@ -28,7 +28,7 @@ def rabenseifner_reduce(call: Call) -> list[Stage]:
     return stages + binomial_gather(core, int(np.flatnonzero(core == target)[0]), first, edges)
 
 
-def rabenseifner_allreduce(call: Call) -> list[Stage]:
+def rabenseifner_allreduce(call: MpiCall) -> list[Stage]:
     """To everybody: the exchanges of halving go back in the opposite order."""
     core, fold = folded(call.members, keep=0 if call.library == "openmpi" else 1)
     stages, *_ = halving(core, call, pairs_apart(call, len(fold) > 0))
@@ -41,7 +41,7 @@ def rabenseifner_allreduce(call: Call) -> list[Stage]:
     return fold_stages(fold, call) + stages + gather + unfold
 
 
-def pairs_apart(call: Call, fold: bool, gathering: bool = False, in_step: int = 1) -> Callable[[int, int], bool]:
+def pairs_apart(call: MpiCall, fold: bool, gathering: bool = False, in_step: int = 1) -> Callable[[int, int], bool]:
     """A function (number of the exchange, bytes each way) -> whether the two of a pair begin it at different times.
 
     The rules are what was measured:
@@ -61,7 +61,7 @@ def pairs_apart(call: Call, fold: bool, gathering: bool = False, in_step: int = 
     return lambda number, sent: number >= in_step and bool(sent >= threshold)
 
 
-def fold_stages(fold: np.ndarray, call: Call) -> list[Stage]:
+def fold_stages(fold: np.ndarray, call: MpiCall) -> list[Stage]:
     """Vectors of the members folded away, added to their partners'. fold: (K, 2), see mpi_algorithms.folded."""
     size = call.size
     if not len(fold):
@@ -75,7 +75,7 @@ def fold_stages(fold: np.ndarray, call: Call) -> list[Stage]:
     return [both_ways, stage(fold[:, 0], fold[:, 1], size - half)]
 
 
-def halving(core, call: Call, out_of_step) -> tuple[list[Stage], np.ndarray, np.ndarray]:
+def halving(core, call: MpiCall, out_of_step) -> tuple[list[Stage], np.ndarray, np.ndarray]:
     """Reduce-scatter of a power of two of members, neighbours first, half of what is left each time.
 
     Returns the stages, the block each member ends with (its index with the bits reversed), and the blocks' edges in

@@ -42,11 +42,11 @@ class Message:
     has_left: bool = False  # its sender need not wait for it any more
     arrived: bool = False
     was_taken: bool = False  # it has arrived, and its receiver was there
-    meeting: "Meeting | None" = None  # whose message it is; then nobody posts it
+    meeting: "SyncPoint | None" = None  # whose message it is; then nobody posts it
 
 
 @dataclass(eq=False, slots=True)
-class Meeting:
+class SyncPoint:
     """What ranks do in step: when all `missing` have come, all messages move at once, and all go on when all is done.
 
     messages: those through ports. least_s: how long it takes at least; after_s: what comes on top.
@@ -69,7 +69,7 @@ class Turn:
     posts: list[Message] = field(default_factory=list)
     waits: list[Message] = field(default_factory=list)
     seconds: float = 0.0
-    meeting: Meeting | None = None
+    meeting: SyncPoint | None = None
 
 
 def replay_seconds(stages: list[Stage], links: Links) -> float:
@@ -249,13 +249,13 @@ class Replay:
 
     # Meetings.
 
-    def _meet(self, rank: int, meeting: Meeting) -> None:
+    def _meet(self, rank: int, meeting: SyncPoint) -> None:
         meeting.ranks.append(rank)
         meeting.missing -= 1
         if not meeting.missing:
             self._later(self.links.latency_s if meeting.messages else 0.0, self._begin_meeting, meeting)
 
-    def _begin_meeting(self, meeting: Meeting) -> None:
+    def _begin_meeting(self, meeting: SyncPoint) -> None:
         meeting.began_s, meeting.moving = self.now, len(meeting.messages)
         for source, destination, size in meeting.messages:
             message = Message(source, destination, size, eager=True, meeting=meeting)
@@ -263,12 +263,12 @@ class Replay:
         if not meeting.messages:
             self._part(meeting)
 
-    def _arrive_at_meeting(self, meeting: Meeting) -> None:
+    def _arrive_at_meeting(self, meeting: SyncPoint) -> None:
         meeting.moving -= 1
         if not meeting.moving:
             self._part(meeting)
 
-    def _part(self, meeting: Meeting) -> None:
+    def _part(self, meeting: SyncPoint) -> None:
         left_s = max(0.0, meeting.least_s - (self.now - meeting.began_s)) + meeting.after_s
         for rank in meeting.ranks:
             self._later(left_s, self._next_turn, rank)

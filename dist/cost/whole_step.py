@@ -15,7 +15,7 @@ import numpy as np
 
 from dist.cost.model import beside_ports, links_of
 from dist.cost.model_parallel import Plan, Seats
-from dist.cost.replay import Meeting, Message, Replay, Turn, stage_turns
+from dist.cost.replay import Message, Replay, SyncPoint, Turn, stage_turns
 from dist.cost.stages import Stage
 from dist.stage_links import RECEIVES_AHEAD
 
@@ -23,7 +23,7 @@ LENT, RETURNED = "lent", "returned"  # the token embedding, and its gradient
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class PipelineStep:
     """What the stages of a copy do in a step.
 
     plans: of each stage. forward_s, backward_s: (p,) seconds of each in a micro-step, sums over parts included. rows,
@@ -42,7 +42,7 @@ class Pipeline:
 class WholeStep:
     """The step of all copies on their seats, with the messages of that MPI library."""
 
-    def __init__(self, pipeline: Pipeline, seats: Seats, library: str):
+    def __init__(self, pipeline: PipelineStep, seats: Seats, library: str):
         self.cluster = replace(seats.cluster, placement=seats.nodes.ravel())
         self.ranks = np.arange(seats.nodes.size).reshape(seats.nodes.shape)  # (stages, copies, parts)
         self.links = links_of(self.cluster, library)
@@ -66,7 +66,7 @@ class WholeStep:
 
     def _exchange_turns(self, exchanges: dict[tuple[int, int], list[Stage]]) -> list[list[Turn]]:
         turns, count = [[] for _ in range(self.ranks.size)], max(map(_barriers, exchanges.values()))
-        norms = [Meeting(self.ranks.size) for _ in range(count)]  # of the whole model: all ranks wait for all
+        norms = [SyncPoint(self.ranks.size) for _ in range(count)]  # of the whole model: all ranks wait for all
         for (stage, part), stages in exchanges.items():
             ranks, barriers = self.ranks[stage, :, part].tolist(), iter(norms)
             for one in stages:
@@ -79,7 +79,7 @@ class WholeStep:
                     turns[rank].append(turn)
         return turns
 
-    def _meeting(self, stage: Stage, ranks: list[int]) -> Meeting:
+    def _meeting(self, stage: Stage, ranks: list[int]) -> SyncPoint:
         """Of a stage in which nobody gets ahead: segments that follow one another, so all its messages move at once."""
         nodes = self.links.nodes[ranks]
         crosses = nodes[stage.source] != nodes[stage.destination]
@@ -87,14 +87,14 @@ class WholeStep:
         messages = np.stack([*ends, stage.repeat * stage.size[crosses]], axis=1)
         least_s, after_s = beside_ports(stage, replace(self.cluster, placement=nodes))
         after_s = stage.repeat * after_s - (self.links.latency_s if crosses.any() else 0.0)  # one comes before
-        return Meeting(len(ranks), list(map(tuple, messages.tolist())), stage.repeat * least_s, after_s)
+        return SyncPoint(len(ranks), list(map(tuple, messages.tolist())), stage.repeat * least_s, after_s)
 
 
 def _barriers(stages: list[Stage]) -> int:
     return sum(stage.all_together and not len(stage.size) for stage in stages)
 
 
-def pipeline_turns(pipeline: Pipeline, ranks: np.ndarray, rendezvous_bytes: int) -> list[list[Turn]]:
+def pipeline_turns(pipeline: PipelineStep, ranks: np.ndarray, rendezvous_bytes: int) -> list[list[Turn]]:
     """Of each rank, the turns up to its last action. ranks: their numbers, (stages, copies, parts)."""
     messages = {}
     for number in range(ranks.shape[1]):
@@ -102,7 +102,7 @@ def pipeline_turns(pipeline: Pipeline, ranks: np.ndarray, rendezvous_bytes: int)
     return [StageTurns(pipeline, messages, *place).turns() for place in np.ndindex(ranks.shape)]
 
 
-def _messages(pipeline: Pipeline, ranks: np.ndarray, number: int, rendezvous_bytes: int) -> dict:
+def _messages(pipeline: PipelineStep, ranks: np.ndarray, number: int, rendezvous_bytes: int) -> dict:
     """{(what, micro-step, stage that receives it, copy): the message of each part}. ranks: of the copy, (p, t)."""
     found, last = {}, len(pipeline.plans) - 1
 
@@ -130,7 +130,7 @@ def _messages(pipeline: Pipeline, ranks: np.ndarray, number: int, rendezvous_byt
 class StageTurns:
     """What one part of a stage of a copy does. messages: as _messages gives them of all copies."""
 
-    def __init__(self, pipeline: Pipeline, messages: dict, stage: int, number: int, part: int):
+    def __init__(self, pipeline: PipelineStep, messages: dict, stage: int, number: int, part: int):
         self.pipeline, self.messages = pipeline, messages
         self.stage, self.number, self.part = stage, number, part
         self.is_first, self.is_last = stage == 0, stage == len(pipeline.plans) - 1

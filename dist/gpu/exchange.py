@@ -7,7 +7,7 @@ from dist.wire import WireFormat
 
 
 class StreamExchange:
-    """kind: what exchanges: DeviceCalls, AllreduceCall, DeviceRing, DeviceTree or NodeExchange. Collective.
+    """kind: what exchanges: DeviceCollectives, AllreduceCall, DeviceRing, DeviceTree or NodeExchange. Collective.
 
     With error feedback, what rounding takes from this rank's sums is kept in `errors` and added in the next exchange.
     One stream does one thing after the other, so one_at_a_time, which the host's want to know, changes nothing.
@@ -15,7 +15,7 @@ class StreamExchange:
 
     def __init__(self, kind, comm, ranges, wire_format: WireFormat = FLOAT32, one_at_a_time: bool = False):
         self._exchange, self.rounds = kind(comm, ranges, wire_format), wire_format.rounds
-        self.progress = StreamProgress(comm.device, comm.stream)
+        self.engine = StreamEngine(comm.device, comm.stream)
         size = max(stop for _, stop in ranges)
         self.errors = device_zeros(comm.device, size) if wire_format.error_feedback else None
 
@@ -23,7 +23,7 @@ class StreamExchange:
         return self._exchange.own_part(start, stop)
 
     def start_allreduce(self, vector, start: int, stop: int) -> None:
-        self.progress.start(self.allreduce(vector, start, stop))
+        self.engine.start(self.allreduce(vector, start, stop))
 
     # Generators, as the host's are: nothing is queued before `progress` starts them. The host waits for nothing.
 
@@ -44,8 +44,8 @@ class StreamExchange:
         return [] if self.errors is None else [self.errors[start:stop]]
 
 
-class StreamProgress:
-    """Exchanges under way on a stream, in place of dist.progress.Progress.
+class StreamEngine:
+    """Exchanges under way on a stream, in place of dist.progress_engine.ProgressEngine.
 
     device: has `stream`, on which it computes, and `cupy`. stream: of the exchanges, that one or one beside it. Then
     events keep the two in order: an exchange comes after all that was to be computed when it was begun, and what is to
@@ -68,8 +68,8 @@ class StreamProgress:
         """What is queued to be computed from here on comes after that exchange, or all."""
         self._computes.wait_event(end or self._mark(self._stream))
 
-    def poke(self) -> bool:
-        """There is nothing to be moved on."""
+    def progress(self) -> bool:
+        """Do nothing: the stream moves its calls on by itself."""
         return False
 
     def _mark(self, stream):

@@ -3,7 +3,7 @@
 from math import prod
 
 from dist.buffers import host_zeros
-from dist.gpu.copies import Copies
+from dist.gpu.staging import HostStaging
 from dist.stage_links import StageLinks
 from dist.waiting import wait, wait_nearby
 from dist.world import World
@@ -17,17 +17,18 @@ class LinksThroughHost:
     the GPUs.
     """
 
-    def __init__(self, stages_world: World, shape: tuple[int, ...], phase, copies: Copies, parts=None):
-        self._share, self._parts, self._copies, self._phase = slice(0, prod(shape)), parts, copies, phase
+    def __init__(self, stages_world: World, shape: tuple[int, ...], phase, staging: HostStaging, parts=None):
+        self._share, self._parts, self._staging, self._phase = slice(0, prod(shape)), parts, staging, phase
         if parts is not None:
             self._share = slice(*parts.share(prod(shape)))
         count = self._share.stop - self._share.start
         self._links = StageLinks(stages_world, (count,), phase)
-        self.begin, self.finish, self.poke = self._links.begin, self._links.finish, self._links.poke
+        self.begin, self.finish, self.progress = self._links.begin, self._links.finish, self._links.progress
         self._sent, self._received = (self._pinned(count) for _ in range(2))
-        self._lent = self._borrowed = None  # the head, on the stages that have one: made when it first travels
-        self._borrower = None  # where what is borrowed goes
-        self._brought = copies.computed()
+        self._sent_head = None  # made when it first travels, as the one below
+        self._received_head = None
+        self._head = None  # where it goes on the GPU
+        self._brought = staging.computed()
 
     def receive(self, direction: int, into) -> None:
         """The next rows that come down, or up, fill `into`, C-contiguous."""
@@ -42,49 +43,35 @@ class LinksThroughHost:
         self._bring_down(rows.reshape(-1)[self._share], self._sent)
         self._links.send(direction, self._sent)
 
-    def lend_head(self, wte) -> None:
-        """First stage: begin to send it to the last."""
-        self._links.lend_head(self._brought_down(wte))
+    def send_head(self, tensor) -> None:
+        """Begin to send the embedding or its gradient to the other end."""
+        if self._sent_head is None:
+            self._sent_head = self._pinned(tensor.size)
+        self._bring_down(tensor.reshape(-1), self._sent_head)
+        self._links.send_head(self._sent_head)
 
-    def borrow_head(self, wte) -> None:
-        """Last stage: begin to receive it, early."""
-        self._links.borrow_head(self._landing_for(wte))
-
-    def return_head(self, dwte) -> None:
-        """Last stage: begin to send its gradient."""
-        self._links.return_head(self._brought_down(dwte))
-
-    def take_head(self, dwte) -> None:
-        """First stage: begin to receive its gradient."""
-        self._links.take_head(self._landing_for(dwte))
+    def receive_head(self, tensor) -> None:
+        """Begin to receive the embedding or its gradient from the other end."""
+        if self._received_head is None:
+            self._received_head = self._pinned(tensor.size)
+        wait(self._brought)
+        self._head = tensor.reshape(-1)
+        self._links.receive_head(self._received_head)
 
     def wait_for_head(self) -> None:
-        """What was last begun to be received of the head has come."""
+        """Return when receive_head's tensor is there."""
         self._links.wait_for_head()
-        self._bring_up(self._borrowed, self._borrower)
-
-    def _brought_down(self, tensor):
-        if self._lent is None:
-            self._lent = self._pinned(tensor.size)
-        self._bring_down(tensor.reshape(-1), self._lent)
-        return self._lent
-
-    def _landing_for(self, tensor):
-        if self._borrowed is None:
-            self._borrowed = self._pinned(tensor.size)
-        wait(self._brought)
-        self._borrower = tensor.reshape(-1)
-        return self._borrowed
+        self._bring_up(self._received_head, self._head)
 
     def _bring_down(self, flat, host) -> None:
         with self._phase("copy_out", bytes=host.nbytes):
-            wait_nearby(self._copies.out(flat, host), self.poke)
+            wait_nearby(self._staging.out(flat, host), self.progress)
 
     def _bring_up(self, host, flat) -> None:
         with self._phase("copy_in", bytes=host.nbytes):
-            self._brought = self._copies.bring(host, flat)
+            self._brought = self._staging.bring(host, flat)
 
     def _pinned(self, count: int):
         host = host_zeros(count)
-        self._copies.pin(host)
+        self._staging.pin(host)
         return host

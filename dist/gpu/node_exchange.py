@@ -1,16 +1,16 @@
 """The exchange that knows nodes, between GPUs: sums within each node, rings of messages between the nodes.
 
-    reduce_scatter  within the node, to one rank a lane;  around the ring of the nodes' ranks of that lane
-    all_gather      around the ring of the lane;  within the node
+    reduce_scatter  within the node, to one rank a rail;  around the ring of the nodes' ranks of that rail
+    all_gather      around the ring of the rail;  within the node
 
-There are as many lanes as the smallest node has ranks; other ranks own nothing, and get all. A rank owns the part of
-its lane that the ring leaves on its node. Through a node's port goes 2 (M-1)/M of the vector each way, M the nodes: the
+There are as many rails as the smallest node has ranks; other ranks own nothing, and get all. A rank owns the part of
+its rail that the ring leaves on its node. Through a node's port goes 2 (M-1)/M of the vector each way, M the nodes: the
 bound (strategies/hierarchical.py). Only what goes between nodes is rounded.
 """
 
-from dist.gpu.calls import DeviceCalls
+from dist.gpu.collectives import DeviceCollectives
 from dist.gpu.comm import DeviceComm
-from dist.gpu.ring import DeviceRing
+from dist.gpu.device_ring import DeviceRing
 from dist.mpi import MPI
 from dist.wire import WireFormat
 
@@ -20,9 +20,9 @@ class NodeExchange:
 
     def __init__(self, comm: DeviceComm, ranges, wire_format: WireFormat):
         in_node = comm.split_by_node()
-        lanes = comm.allreduce(in_node.size, MPI.MIN)
-        between = comm.Split(in_node.rank if in_node.rank < lanes else MPI.UNDEFINED, comm.rank)
-        self._in_node = DeviceCalls(in_node, ranges, owners=lanes)
+        rails = comm.allreduce(in_node.size, MPI.MIN)
+        between = comm.Split(in_node.rank if in_node.rank < rails else MPI.UNDEFINED, comm.rank)
+        self._in_node = DeviceCollectives(in_node, ranges, owners=rails)
         parts = [self._in_node.own_part(*part) for part in ranges]
         self._between = None if between is None else DeviceRing(between, parts, wire_format)
 

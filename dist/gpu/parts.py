@@ -10,9 +10,9 @@ import numpy as np
 
 from dist.gpu.buffers import device_zeros
 from dist.gpu.comm import DeviceComm
-from dist.gpu.copies import Copies
+from dist.gpu.staging import HostStaging
 from dist.mpi import MPI
-from dist.parts import Parts
+from dist.parts import TensorGroup
 from dist.ranges import cut
 from dist.waiting import nothing, wait, wait_nearby
 
@@ -20,12 +20,12 @@ from dist.waiting import nothing, wait, wait_nearby
 class StreamParts:
     """By calls of comm, in order with what is computed: NCCL's are queued, and the host waits for nothing.
 
-    elements: of the largest array, of this dtype. phase(name, bytes): as dist.parts.new_parts has it. poke: for those
-    that wait; here nobody does.
+    elements: of the largest array, of this dtype. phase(name, bytes): as dist.parts.new_parts has it. progress: for
+    calls that wait; none does here.
     """
 
     def __init__(self, comm: DeviceComm, elements: int, dtype, phase):
-        self.size, self._comm, self._phase, self.poke = comm.size, comm, phase, nothing
+        self.size, self._comm, self._phase, self.progress = comm.size, comm, phase, nothing
         self._values = device_zeros(comm.device, 0 if dtype == np.float32 else elements)
 
     def share(self, count: int) -> tuple[int, int]:
@@ -82,15 +82,15 @@ class PartsThroughHost:
     copy up. phase(name, bytes) times the copies; the sums are timed by `parts`, which is closed by whoever made it.
     """
 
-    def __init__(self, parts: Parts, copies: Copies, phase):
-        self.size, self.share, self._parts, self._copies, self._phase = parts.size, parts.share, parts, copies, phase
-        copies.pin(parts.room((parts.elements,)))
-        self._brought = copies.computed()
+    def __init__(self, parts: TensorGroup, staging: HostStaging, phase):
+        self.size, self.share, self._parts, self._staging, self._phase = parts.size, parts.share, parts, staging, phase
+        staging.pin(parts.room((parts.elements,)))
+        self._brought = staging.computed()
 
     @property
-    def poke(self):
+    def progress(self):
         """What is moved on while this rank waits."""
-        return self._parts.poke
+        return self._parts.progress
 
     def room(self, shape: tuple[int, ...]) -> None:
         """Partial rows lie on the GPU."""
@@ -129,9 +129,9 @@ class PartsThroughHost:
 
     def _bring_down(self, array, host) -> None:
         with self._phase("copy_out", host.nbytes):
-            wait_nearby(self._copies.out(array.reshape(-1), host.reshape(-1)), self.poke)
+            wait_nearby(self._staging.out(array.reshape(-1), host.reshape(-1)), self.progress)
 
     def _bring_up(self, host, array) -> None:
-        self._copies.pin(host)
+        self._staging.pin(host)
         with self._phase("copy_in", host.nbytes):
-            self._brought = self._copies.bring(host.reshape(-1), array.reshape(-1))
+            self._brought = self._staging.bring(host.reshape(-1), array.reshape(-1))

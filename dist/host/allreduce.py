@@ -18,10 +18,10 @@ from functools import partial
 
 import numpy as np
 
-from dist.host import ring, tree
+from dist.host import host_ring, host_tree
 from dist.mpi import MPI
 from dist.probe.links import MOST_SEGMENT_BYTES
-from dist.progress import Progress
+from dist.progress_engine import ProgressEngine
 from dist.waiting import wait
 from dist.wire import PlainWire
 from dist.world import World
@@ -39,7 +39,7 @@ class AllReduce:
 
     def __init__(self, world: World, segment_bytes: int = MOST_SEGMENT_BYTES):
         self._wires = {dtype: PlainWire(segment_bytes, dtype) for dtype in DTYPES}
-        self._progress, self._tags = Progress(), itertools.cycle(range(1, TAGS))
+        self._progress, self._tags = ProgressEngine(), itertools.cycle(range(1, TAGS))
         self._comm = self._new_comm(world)
 
     def _new_comm(self, world: World):
@@ -61,7 +61,9 @@ class AllReduce:
 
     def _around_a_ring(self, flat: np.ndarray) -> None:
         whole = 0, len(flat)
-        self._progress.start(ring.allreduce(self._comm, flat, (), *whole, self._wires[flat.dtype], next(self._tags)))
+        self._progress.start(
+            host_ring.allreduce(self._comm, flat, (), *whole, self._wires[flat.dtype], next(self._tags))
+        )
         self._progress.finish()
 
 
@@ -77,7 +79,7 @@ class TreeAllReduce(AllReduce):
 
     def _sum(self, flat: np.ndarray) -> None:
         tags, wire = (next(self._tags), next(self._tags)), self._wires[flat.dtype]
-        for way in tree.allreduce(self._comm, flat, 0, len(flat), wire, tags):
+        for way in host_tree.allreduce(self._comm, flat, 0, len(flat), wire, tags):
             self._progress.start(way)
         self._progress.finish()
 

@@ -2,7 +2,7 @@
 
 An exchange, here or between GPUs (dist/gpu/exchange.py), is made of (comm, ranges, wire_format) and has:
 
-    allreduce, reduce_scatter, all_gather (vector, start, stop)   generators, to be started with its `progress`, in one
+    allreduce, reduce_scatter, all_gather (vector, start, stop)   generators, to be started with its `engine`, in one
                                       order on all ranks; the sum of [start, stop) comes to all ranks, or each
                                       rank's own part of it does, or the owners' parts come to all ranks
     start_allreduce(vector, start, stop)    begin one
@@ -16,8 +16,8 @@ Vectors are float32. In what format they travel is decided where a job is made, 
 import itertools
 from dataclasses import replace
 
-from dist.host import ring, tree
-from dist.progress import Progress
+from dist.host import host_ring, host_tree
+from dist.progress_engine import ProgressEngine
 from dist.ranges import longest
 from dist.wire import WireFormat
 
@@ -35,7 +35,7 @@ class RingExchange:
 
     def __init__(self, comm, ranges, wire_format: WireFormat = FLOAT32, addends=(), one_at_a_time: bool = False):
         self._comm, self._addends, self._one_at_a_time = comm.Dup(), addends, one_at_a_time
-        self.progress = Progress(in_flight=1) if one_at_a_time else Progress()
+        self.engine = ProgressEngine(in_flight=1) if one_at_a_time else ProgressEngine()
         size = longest(ranges) if one_at_a_time else max(stop for _, stop in ranges)
         self._wire, self.rounds = wire_format.new(size), wire_format.rounds
         self.errors = self._wire.errors
@@ -44,26 +44,26 @@ class RingExchange:
         self._tags = itertools.cycle(range(1, TAGS))
 
     def own_part(self, start: int, stop: int) -> tuple[int, int]:
-        return ring.own_chunk(self._comm.size, self._comm.rank, start, stop)
+        return host_ring.own_chunk(self._comm.size, self._comm.rank, start, stop)
 
     def start_allreduce(self, vector, start: int, stop: int) -> None:
-        self.progress.start(self.allreduce(vector, start, stop))
+        self.engine.start(self.allreduce(vector, start, stop))
 
     # Not generators themselves: a tag is taken when an exchange is made, which all ranks do in the same order, and not
     # when it begins to move.
 
-    def allreduce(self, vector, start: int, stop: int, summed=ring.nothing):
+    def allreduce(self, vector, start: int, stop: int, summed=host_ring.nothing):
         """summed(start, stop) is called halfway: the own part is the sum, and on its way to the others."""
         flat, start, stop = self._place(vector, start, stop)
-        return ring.allreduce(self._comm, flat, self._addends, start, stop, self._wire, next(self._tags), summed)
+        return host_ring.allreduce(self._comm, flat, self._addends, start, stop, self._wire, next(self._tags), summed)
 
     def reduce_scatter(self, vector, start: int, stop: int):
         flat, start, stop = self._place(vector, start, stop)
-        return ring.reduce_scatter(self._comm, flat, self._addends, start, stop, self._wire, next(self._tags))
+        return host_ring.reduce_scatter(self._comm, flat, self._addends, start, stop, self._wire, next(self._tags))
 
     def all_gather(self, vector, start: int, stop: int):
         flat, start, stop = self._place(vector, start, stop)
-        return ring.all_gather(self._comm, flat, start, stop, self._gathering_wire, next(self._tags))
+        return host_ring.all_gather(self._comm, flat, start, stop, self._gathering_wire, next(self._tags))
 
     def round(self, vector, start: int, stop: int) -> None:
         """Bring values of a vector to what the other ranks will gather of them."""
@@ -78,12 +78,13 @@ class TreeExchange:
     """All-reduces over two binary trees of the ranks of comm (tree.py). Collective."""
 
     def __init__(self, comm, ranges, wire_format: WireFormat = FLOAT32):
-        self._comm, self.progress = comm.Dup(), Progress()
+        self._comm = comm.Dup()
+        self.engine = ProgressEngine()
         self._wire, self.rounds = wire_format.new(max(stop for _, stop in ranges)), wire_format.rounds
         self.errors = self._wire.errors
         self._tags = itertools.cycle(range(1, TAGS))
 
     def start_allreduce(self, vector, start: int, stop: int) -> None:
         tags = next(self._tags), next(self._tags)
-        for way in tree.allreduce(self._comm, vector, start, stop, self._wire, tags):
-            self.progress.start(way)
+        for way in host_tree.allreduce(self._comm, vector, start, stop, self._wire, tags):
+            self.engine.start(way)

@@ -6,7 +6,7 @@ A call fills the port of its root's node, so it must not wait for the others. Sl
 to and from each node's port as root. Calls begin with the first rank of every node, then come the second ones: so those
 under way have their roots on all nodes.
 
-A non-blocking collective moves on only while this process is inside MPI: poke (dist/progress.py) tests a request, and
+A non-blocking collective moves on only while this process is inside MPI. `ProgressEngine.progress` tests a request, and
 that moves on all that are under way.
 """
 
@@ -15,7 +15,7 @@ from functools import partial
 
 from dist.host.together import CallsTogether
 from dist.mpi import MPI
-from dist.progress import Progress
+from dist.progress_engine import ProgressEngine
 from dist.ranges import cut_by_node, cut_range, local_ranks, longest
 from dist.waiting import Condition
 from dist.wire import WireFormat
@@ -41,7 +41,8 @@ class RootedExchange:
         length = max(1, PIECE_SEGMENTS * wire_format.segment_bytes // wire_format.item_bytes)
         self._own = {part: cut_by_node(placement, *part)[comm.rank] for part in ranges}
         self._pieces = {part: pieces_of(placement, *part, length) for part in ranges}
-        self.progress, self._calls = Progress(WINDOW), CallsTogether(WINDOW, on_call)
+        self.engine = ProgressEngine(WINDOW)
+        self._calls = CallsTogether(WINDOW, on_call)
 
     def own_part(self, start: int, stop: int) -> tuple[int, int]:
         return self._own[start, stop]

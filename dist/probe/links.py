@@ -6,7 +6,6 @@ settle (streams.py). A stream is as slow as the slower of two ports. So the ring
 rate is that with its better neighbour: a slow port shows at its own node alone, where there are three nodes or more.
 """
 
-import statistics
 import time
 
 import numpy as np
@@ -21,7 +20,6 @@ FIRST_S, THEN_S = (0.1, 0.2, 0.4, 0.8), (0.15, 0.3)  # of streams, until their r
 LEAST_BUCKET_BYTES = 256 << 10
 LEAST_SEGMENT_BYTES, MOST_SEGMENT_BYTES = 60_000, 1 << 20  # the least is below Open MPI's eager limit
 SEGMENT_S = 5e-4
-LOCAL_BYTES, LOCAL_ROUNDS = 8 << 20, 5
 CLOCK_ROUNDS = 50
 ASK, ANSWER = 1, 2  # tags
 
@@ -123,34 +121,6 @@ def _latency(leaders) -> float:
         answer.Wait()
         best = min(best, time.perf_counter() - start)
     return best / 2
-
-
-def probe_local_rates(world: World) -> dict[str, float]:
-    """{"local_rate", "local_reduce_rate", "add_rate"} of dist.cost.model.Cluster, in bytes/s. Collective.
-
-    They are the slowest node's medians of MPI_Bcast and MPI_Reduce inside the node, and of NumPy's addition. Where
-    every node has one rank, there is add_rate alone. All ranks are at it at the same time: where ranks that wait in MPI
-    share cores with those that work, an addition takes many times as long as on a free core.
-    """
-    vector, other = np.ones(LOCAL_BYTES // 4, np.float32), np.ones(LOCAL_BYTES // 4, np.float32)
-    works = {
-        "local_rate": lambda: world.local_comm.Bcast(vector),
-        "local_reduce_rate": lambda: world.local_comm.Reduce(vector, other),
-        "add_rate": lambda: np.add(vector, other, out=vector),
-    }
-    seconds = {name: [] for name in works}
-    for _ in range(LOCAL_ROUNDS + 1):
-        for name, work in works.items():
-            world.comm.Barrier()  # waiting ranks spin, as they do in an exchange
-            start = time.perf_counter()
-            work()
-            seconds[name].append(time.perf_counter() - start)
-        vector.fill(1.0)
-    shares = world.comm.allreduce(world.local_size, MPI.MAX) > 1
-    own = [statistics.median(values[1:]) for values in seconds.values()]
-    slowest = [world.comm.allreduce(value, MPI.MAX) for value in own]
-    rates = {name: LOCAL_BYTES / value for name, value in zip(seconds, slowest, strict=True)}
-    return rates if shares else {"add_rate": rates["add_rate"]}
 
 
 def clock_offset(world: World) -> dict[str, int]:

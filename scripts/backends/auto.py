@@ -104,12 +104,12 @@ def forms_on_cores(settings, has_links: bool) -> list[Form]:
     found = []
     for name, kind in candidates(settings.strategy, "host").items():
         if (
-            settings.wire in kind.wires
-            and (kind.error_feedback or not settings.error_feedback)
-            and (settings.op is None or settings.op in kind.operations)
+            settings.wire in kind.traits.wires
+            and (kind.traits.error_feedback or not settings.error_feedback)
+            and (settings.op is None or settings.op in kind.traits.operations)
         ):
             decided = [False, *([True] if has_links else [])] if settings.overlap is None else [settings.overlap]
-            found += [Form(name, kind, overlap) for overlap in decided if kind.overlaps or not overlap]
+            found += [Form(name, kind, overlap) for overlap in decided if kind.traits.overlaps or not overlap]
     return found
 
 
@@ -138,7 +138,7 @@ def choose_on_cores(
     """
     kinds = {form.name: form.kind for form in forms}
     places = training.parameters, world.size, world.node_count
-    held = {name: kind.memory.of_rank(*places).total for name, kind in kinds.items()}
+    held = {name: kind.traits.memory.of_rank(*places).total for name, kind in kinds.items()}
     if world.size == 1:
         best = min(reversed(forms), key=lambda form: held[form.name])
         return AutoChoice(best.name, best.overlap, "one rank exchanges nothing, and this holds least")
@@ -173,7 +173,7 @@ def near(forms: list[Form], steps: dict[str, PredictedStep], count: int) -> list
 
     On one node the model alone decides, as messages go through memory there.
     """
-    unknown = dict.fromkeys(form.name for form in forms if form.kind.messages is None)
+    unknown = dict.fromkeys(form.name for form in forms if form.kind.traits.messages is None)
     shortest = {}
     for form in forms:
         seconds = steps[form.name].seconds(form.overlap)
@@ -216,7 +216,7 @@ def with_exchange(kind: type[Strategy], step: PredictedStep, training: Training,
     update_s = training.update_s * step.memory.updated_share(training.parameters)
     return replace(
         step, unknown=None, exchange=exchange, compute_s=training.compute_s, update_s=update_s,
-        overlap=kind.overlap(replace(training, rows=None)),
+        overlap=kind.traits.overlap(replace(training, rows=None)),
     )  # fmt: skip
 
 
@@ -246,7 +246,7 @@ def choose_on_gpus(world: World, settings, size: int, wire_format: WireFormat, c
     contenders = {
         name: DeviceContender(world, buffers, form_on_gpus(kind, False), comm, exchange_on_gpus(kind, without_feedback))
         for name, kind in candidates(settings.strategy, "gpus").items()
-        if wire_format.wire in kind.on_gpus.exchanges and (has_nodes or not kind.knows_nodes)
+        if wire_format.wire in kind.traits.on_gpus.exchanges and (has_nodes or not kind.traits.knows_nodes)
     }
     seconds = measured_seconds(world, contenders, ROUNDS)
     tried = ", ".join(f"{name} {taken * 1e3:.1f} ms" for name, taken in seconds.items())

@@ -21,8 +21,8 @@ from functools import partial
 import numpy as np
 
 from dist.gpu.buffers import DEVICE_BUFFERS, array_dtype
-from dist.gpu.copies import Copies
 from dist.gpu.exchange import StreamExchange
+from dist.gpu.staging import HostStaging
 from dist.sharded import Slots
 from dist.wire import WireFormat
 from gpt2.errors import UserError
@@ -45,18 +45,17 @@ class CpuBackend:
         self.kernels = kernels
         self.world = world
         self.kind = find(settings.strategy)
-        self.new_exchange = partial(self.kind.host_exchange, wire_format=wire_format)
-        self.operation = self.kind.new_operation(wire_format)
-        self.new_wire = wire_format.new
+        self.wire_format = wire_format
+        self.operation = self.kind.traits.new_operation(wire_format)
         self.sum_of_squares = kernels.sum_of_squares
         self.new_optimizer = lambda start, stop: AdamW(kernels, layout, start, stop, adamw)
-        self.buffers = self.kind.buffers(world, layout.size, layout.held_ranges)
+        self.buffers = self.kind.traits.buffers(world, layout.size, layout.held_ranges)
         self.model = FlatPair(self.buffers.parameters, self.buffers.gradients)
         self.host_parameters = self.buffers.parameters
 
     def new_strategy(self, job, step: int):
-        parts = {"new_exchange": self.new_exchange, "operation": self.operation.op, "new_wire": self.new_wire}
-        return self.kind(replace(job, **parts))
+        transport = self.kind.traits.in_host_memory(job.world, self.wire_format, self.operation.op)
+        return self.kind(replace(job, **transport))
 
     def new_comm(self, world):
         """Return None: exchanges start in host memory."""
@@ -77,7 +76,7 @@ class StagedGpuBackend(CpuBackend):
         self.device = kernels.device
         self.sum_of_squares = load_kernels("numpy", threads).sum_of_squares  # the sums are in host memory
         with world.together(UserError):
-            self.copies = Copies(kernels.device)
+            self.staging = HostStaging(kernels.device)
             zeros = partial(kernels.empty, dtype=array_dtype(settings.dtype))
             self.model = model_arrays(self.buffers, layout, zeros)
         self.rounded = rounded_parameters(self.model.parameters, kernels.device, adamw)
@@ -97,10 +96,10 @@ class StagedGpuBackend(CpuBackend):
         if self.rounded is not None:
             self.rounded.step = step
         exchanged = FlatPair(job.buffers.parameters, job.buffers.gradients)
-        return HostBridge(strategy, self.model, exchanged, job.tracer, self.rounded, self.copies)
+        return HostBridge(strategy, self.model, exchanged, job.tracer, self.rounded, self.staging)
 
     def close(self):
-        self.copies.close()
+        self.staging.close()
         super().close()
 
 
@@ -117,7 +116,7 @@ class GpuBackend:
         self.together = world.together
         self.new_comm = partial(device_comm, settings.transport, device=self.device, overlap=False)
         with self.together(UserError):
-            self.buffers = DEVICE_BUFFERS[self.kind.buffers](self.device, world, layout.size, layout.held_ranges)
+            self.buffers = DEVICE_BUFFERS[self.kind.traits.buffers](self.device, world, layout.size, layout.held_ranges)
             self.model = FlatPair(self.buffers.parameters, self.buffers.gradients)
             if settings.dtype != "float32":
                 self.model = model_arrays(
@@ -142,12 +141,12 @@ class GpuBackend:
 
 def form_on_gpus(kind: type[Strategy], overlap: bool) -> type[Strategy]:
     """Return the class that runs a strategy on GPUs: the strategy itself, unless it declares another."""
-    return (overlap and kind.on_gpus.overlapped) or kind.on_gpus.form or kind
+    return (overlap and kind.traits.on_gpus.overlapped) or kind.traits.on_gpus.form or kind
 
 
 def exchange_on_gpus(kind: type[Strategy], wire_format: WireFormat):
     """Return what makes an exchange of (comm, ranges) on GPUs; None if the strategy calls the communicator itself."""
-    moves = kind.on_gpus.exchanges.get(wire_format.wire)
+    moves = kind.traits.on_gpus.exchanges.get(wire_format.wire)
     return moves and partial(StreamExchange, moves, wire_format=wire_format)
 
 

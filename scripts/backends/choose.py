@@ -3,34 +3,31 @@
 import importlib.util
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from dist.cost.overlap import Timed
 from dist.probe.links import rate_both_ways, segment_bytes
 from dist.wire import WireFormat
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
 from scripts.backends.backends import CpuBackend, GpuBackend, StagedGpuBackend
 from scripts.backends.gpus import check_sharing, gpu_identity, gpu_kernels, own_gpu, shared_gpus
-from scripts.backends.step_timing import timed_beside, timed_training
+from scripts.backends.step_timing import timed_training
 from scripts.backends.transports import choose_transport, device_comm, find_transports, first_reason
 from scripts.settings.checks import check_arrays
 from scripts.settings.training import Settings
 from strategies import Strategy, candidates, find, is_auto
-from strategies.checks import operation_of
+from strategies.compatibility import operation_of
 
 
 @dataclass(frozen=True)
 class ChosenBackend:
     """settings: with backend, transport, strategy, overlap and op decided. make(): makes the backend; collective.
-    facts: what config.json says of the choice; "auto" holds what --strategy auto chose. timed: how long exchange and
-    computing take, if they were timed."""
+    facts: what config.json says of the choice; "auto" holds what --strategy auto chose."""
 
     settings: Settings
     make: Callable[[], object]
     facts: dict
-    timed: Timed | None = None
 
 
 def choose_backend(
@@ -60,10 +57,9 @@ def choose_on_cores(
     time_step = cache(partial(timed_training, world, settings, config, layout, adamw, kernels))
     settings, auto = with_strategy(settings, config, world, time_step, links, wire_format, kept)
     settings = with_operation(settings, wire_format.operation)
-    timed = timed_beside(world, settings, find(settings.strategy), time_step, links)
     make = partial(CpuBackend, settings, world, layout, adamw, wire_format, kernels)
-    facts = {"backend_why": why, "products": kernels.device.how, "timed": timed and asdict(timed), "auto": auto}
-    return ChosenBackend(settings, make, facts, timed)
+    facts = {"backend_why": why, "products": kernels.device.how, "auto": auto}
+    return ChosenBackend(settings, make, facts)
 
 
 def choose_on_gpus(
@@ -101,7 +97,7 @@ def strategies_of(settings) -> list[type[Strategy]]:
 
 def with_operation(settings, operation: str):
     """Return the settings with the operation of MPI's reductions in host memory; None if the strategy has none."""
-    return replace(settings, op=operation if find(settings.strategy).operations else None)
+    return replace(settings, op=operation if find(settings.strategy).traits.operations else None)
 
 
 def with_strategy(settings, config, world, time_step, links: list[dict], wire_format: WireFormat, kept, comm=None):

@@ -2,9 +2,9 @@
 
 from contextlib import closing
 
-from dist.gpu.copies import Copies
 from dist.gpu.links import LinksThroughHost
 from dist.gpu.parts import PartsThroughHost, StreamParts
+from dist.gpu.staging import HostStaging
 from dist.parts import new_parts
 from dist.stage_links import StageLinks
 from dist.world import World
@@ -33,18 +33,18 @@ class Partners:
         parts = self._resources.enter_context(closing(new_parts(parts_world, elements, self._phase)))
         if self._backend.device is None:
             return parts
-        return PartsThroughHost(parts, self._copies(parts_world), self._phase)
+        return PartsThroughHost(parts, self._staging(parts_world), self._phase)
 
     def new_links(self, stages_world: World, shape: tuple[int, ...], parts):
         """Return the links between stages, for rows of this shape. parts: from new_parts, or None. Collective."""
         if self._backend.device is None:
             return StageLinks(stages_world, shape, self._phase, parts)
-        return LinksThroughHost(stages_world, shape, self._phase, self._copies(stages_world), parts)
+        return LinksThroughHost(stages_world, shape, self._phase, self._staging(stages_world), parts)
 
-    def _copies(self, world: World) -> Copies:
+    def _staging(self, world: World) -> HostStaging:
         """Return copies on streams of their own, so that activations do not wait for gradients. Collective."""
         if self._made is None:
             with world.together(UserError):
-                self._made = Copies(self._backend.device)
+                self._made = HostStaging(self._backend.device)
             self._resources.enter_context(closing(self._made))
         return self._made

@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from dist.cost.model import Cluster
-from dist.cost.mpi_choices import UnknownChoice, library_key
-from dist.cost.overlap import Timed, Training
+from dist.cost.mpi_choices import library_key
+from dist.cost.overlap import Training
 from dist.mpi import MPI
 from dist.waiting import barrier
 from dist.wire import WIRE_BYTES
@@ -22,10 +22,7 @@ from gpt2.formats import llmc
 from gpt2.model import GPT2, new_model
 from gpt2.optimizer import AdamW, AdamWSettings
 from gpt2.parameters import Layout
-from scripts.prediction.predictor import predicted_exchange
-from scripts.settings.model_parallel import is_cut
 from scripts.settings.split_embedding import expected_rows
-from strategies import Strategy
 
 LAYER_FLOPS = 2e9  # that are timed: 0.05 s on a slow core
 WARM_UP_TOKENS = 8  # computed before, to load compiled loops and touch pages
@@ -51,19 +48,6 @@ def timed_training(
         return found
     compute_s = timed_compute_s(world, settings, config, kernels) if world.node_count > 1 else 0.0
     return replace(found, compute_s=compute_s, update_s=timed_update_s(world, layout, adamw, kernels))
-
-
-def timed_beside(world: World, settings, kind: type[Strategy], time_step, links: list[dict]) -> Timed | None:
-    """Return how long exchange and computing of a step are; None if the strategy does not use it, or if it is not
-    known. time_step(): as timed_training. Collective."""
-    if not (settings.overlap and kind.all_reduces_a_part and links) or is_cut(settings):
-        return None
-    training = time_step()
-    try:
-        exchange_s = predicted_exchange(kind, cluster_of(world, links), training, library()).seconds
-    except UnknownChoice:
-        return None
-    return Timed(exchange_s, training.compute_s, training.micro_steps)
 
 
 def library() -> str:

@@ -10,7 +10,7 @@ from dist.world import World
 from gpt2.errors import UserError
 from scripts.settings.model_parallel import is_cut
 from strategies.base import Strategy
-from strategies.checks import check_transport, device_transports, no_overlap, overlapping, overlaps_over_nccl
+from strategies.compatibility import check_transport, device_transports, no_overlap, overlapping, overlaps_over_nccl
 
 ALONE = "alone"  # one rank, nothing to exchange
 # Between GPUs, as PyTorch's DDP: large enough for the full rate, small enough to begin early.
@@ -46,14 +46,14 @@ def choose_transport(kinds: list[type[Strategy]], settings, ranks: int, found: O
     """
     requested = settings.transport
     flags = (settings.wire, settings.overlap, settings.op)
-    kind = max(kinds, key=lambda kind: (len(device_transports(kind, *flags)), kind.overlaps))
+    kind = max(kinds, key=lambda kind: (len(device_transports(kind, *flags)), kind.traits.overlaps))
     check_transport(kind, requested, *flags)
     if requested == "nccl" and found.no_nccl:
         advice = "start a rank for each GPU" if found.shared else "pip install nvidia-nccl-cu13 (-cu12 for CUDA 12)"
         raise UserError(f"--transport nccl: {found.no_nccl}: {advice}, or use --transport host")
     if requested == "gpu-aware" and found.no_gpu_aware:
         raise UserError(f"--transport gpu-aware: {found.no_gpu_aware}: load one that is, or use --transport host")
-    if settings.overlap and is_cut(settings) and (requested == "nccl" or not kind.overlaps):
+    if settings.overlap and is_cut(settings) and (requested == "nccl" or not kind.traits.overlaps):
         raise UserError(
             f"--overlap with --strategy {kind.name} over NCCL, where ranks share a model: sums over its parts and "
             "exchanges on two streams may wait for each other: leave --overlap out, or use --transport host and one of "
@@ -67,7 +67,7 @@ def choose_transport(kinds: list[type[Strategy]], settings, ranks: int, found: O
     if not possible:
         adds = "--op own adds in host memory" if settings.op == "own" else None
         return "host", adds or f"{kind.name} does not declare how it exchanges between GPUs"
-    if ranks == 1 or not (kind.exchanges or is_cut(settings)):
+    if ranks == 1 or not (kind.traits.exchanges or is_cut(settings)):
         return ALONE, "nothing is exchanged"
     if found.no_nccl is None:
         return "nccl", "it is there, and each rank has a GPU of its own"

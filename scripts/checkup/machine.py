@@ -112,7 +112,7 @@ def memory(ranks, model):
     for members in ranks.where("memory").nodes if model else []:
         room = min(members.values("memory/free")[:1] + members.values("memory/limit")[:1])
         places = _layout(model).count, members[0]["place"]["local_size"], len(ranks), len(ranks.nodes)
-        needed = min(kind.memory.of_node(*places) for kind in _exchanging().values())
+        needed = min(kind.traits.memory.of_node(*places) for kind in _exchanging().values())
         if needed > room:
             sizes = f"{bytes_text(needed)} on {members.hosts} before activations, {bytes_text(room)} are free"
             fix = "start fewer ranks a node, or ask for more memory (SLURM: --mem=0 for all of the node's)"
@@ -129,7 +129,7 @@ def shared_memory(ranks, model):
     if short := RankFacts(filter(lacks_room, ranks.where("shared memory/free"))):
         free = bytes_text(short[0]["shared memory"]["free"])
         needed = bytes_text((short[0]["place"]["local_size"] + 1) * vector)
-        sharing = " and ".join(name for name, kind in _exchanging().items() if kind.memory.shared_in_node)
+        sharing = " and ".join(name for name, kind in _exchanging().items() if kind.traits.memory.shared_in_node)
         text = f"{FOLDER} on {short.hosts} has {free} free, and --strategy {sharing} take {needed} of it for "
         fix = "mount -o remount,size=SIZE /dev/shm, docker --shm-size=SIZE; or use another strategy"
         fix += " (ring, reduce-scatter)"
@@ -144,7 +144,7 @@ def shared_memory(ranks, model):
 def _exchanging() -> dict:
     from strategies import STRATEGIES  # needs NumPy
 
-    return {name: kind for name, kind in STRATEGIES.items() if kind.exchanges}
+    return {name: kind for name, kind in STRATEGIES.items() if kind.traits.exchanges}
 
 
 def _layout(model: str):

@@ -16,9 +16,10 @@ from dist.mpi import MPI
 from dist.wire import WireFormat
 from dist.world import World
 from gpt2.errors import UserError
+from gpt2.optimizer import Clipping
 from scripts.exchange_bench.values import fill, is_filled, rank_values, summed_values
 from strategies import OWN_FILE, STRATEGIES, Job, Strategy, find
-from strategies.checks import check_server, operation_of
+from strategies.compatibility import check_server, operation_of
 from traces import Tracer
 
 ROOT = 0
@@ -90,11 +91,11 @@ class CopyingAtOnce(CopyingOptimizer):
         self.finish()
 
 
-def copying_job(world: World, buffers, size: int, new_optimizer, **options) -> Job:
+def copying_job(buffers, size: int, new_optimizer, **options) -> Job:
     """Return a job without a model: only the strategy's exchange and the optimizer's copies remain."""
     return Job(
-        world=world, buffers=buffers, new_optimizer=new_optimizer,
-        sum_of_squares=lambda flat: 0.0, max_norm=0.0, tracer=Tracer(), final_ranges=((0, size),), **options,
+        buffers=buffers, new_optimizer=new_optimizer, sum_of_squares=lambda flat: 0.0,
+        clipping=Clipping(0.0), tracer=Tracer(), final_ranges=((0, size),), **options,
     )  # fmt: skip
 
 
@@ -106,19 +107,16 @@ class StrategyContender(Contender):
         wire = wire or wire_format.wire
         wire_format = replace(wire_format, wire=wire, error_feedback=False, operation=operation_of(wire, op))
         self.wire = wire
-        self.family = "strategy" if kind.operations or not kind.overlaps else "own"
+        self.family = "strategy" if kind.traits.operations or not kind.traits.overlaps else "own"
         self.size = len(own_buffers.gradients)
         self.optimizers = []
-        self.shares_memory = kind.buffers is not OwnBuffers
+        self.shares_memory = kind.traits.buffers is not OwnBuffers
         if self.shares_memory:  # new ones, because shared buffers may count the exchanges so far
-            self.buffers = kind.buffers(world, self.size)
-        self.new_optimizer = CopyingOptimizer if kind.shares_sums else CopyingAtOnce
-        self.operation = kind.new_operation(wire_format)
-        job = copying_job(
-            world, self.buffers, self.size, self._add_optimizer,
-            new_exchange=partial(kind.host_exchange, wire_format=wire_format),
-            operation=self.operation.op, new_wire=wire_format.new, server=server,
-        )  # fmt: skip
+            self.buffers = kind.traits.buffers(world, self.size)
+        self.new_optimizer = CopyingOptimizer if kind.traits.shares_sums else CopyingAtOnce
+        self.operation = kind.traits.new_operation(wire_format)
+        transport = kind.traits.in_host_memory(world, wire_format, self.operation.op)
+        job = copying_job(self.buffers, self.size, self._add_optimizer, server=server, **transport)
         self.strategy = kind(job)
         self.set_contributors(world.comm.allgather(self.strategy.worker is not None))
 
@@ -151,7 +149,11 @@ class DeviceContender(Contender):
         self.on_host = np.empty(len(own_buffers.gradients), np.float32)
         device_world = replace(world, comm=comm)
         job = copying_job(
-            device_world, own_buffers, len(self.on_host), lambda start, stop: CopyingAtOnce(), new_exchange=new_exchange
+            own_buffers,
+            len(self.on_host),
+            lambda start, stop: CopyingAtOnce(),
+            world=device_world,
+            new_exchange=new_exchange,
         )
         self.strategy = form(job)
 
@@ -241,12 +243,12 @@ def strategy_makers(kind: type[Strategy]) -> dict:
     The names are the strategy's own and those with /dedicated, /own and /bfloat16. The dict is empty for a control, and
     for a strategy that exchanges layer by layer because no rank holds the whole vector.
     """
-    if not kind.exchanges or not kind.keeps_gradients:
+    if not kind.traits.exchanges or not kind.traits.keeps_gradients:
         return {}
     make = partial(StrategyContender, kind=kind)
-    servers = {f"{kind.name}/{server}": partial(make, server=server) for server in kind.servers[1:]}
-    operations = {f"{kind.name}/{op}": partial(make, op=op) for op in kind.operations[1:]}
-    wires = {f"{kind.name}/{wire}": partial(make, wire=wire) for wire in kind.wires[1:]}
+    servers = {f"{kind.name}/{server}": partial(make, server=server) for server in kind.traits.servers[1:]}
+    operations = {f"{kind.name}/{op}": partial(make, op=op) for op in kind.traits.operations[1:]}
+    wires = {f"{kind.name}/{wire}": partial(make, wire=wire) for wire in kind.traits.wires[1:]}
     return {kind.name: make} | servers | operations | wires
 
 

@@ -22,7 +22,7 @@ from dist.cost.model_parallel import Head, Seats, simulate
 from dist.cost.mpi_choices import UnknownChoice
 from dist.cost.overlap import BACKWARD, Training
 from dist.cost.stages import Stage
-from dist.cost.whole_step import Pipeline, WholeStep
+from dist.cost.whole_step import PipelineStep, WholeStep
 from gpt2.config import GPT2Config
 from gpt2.parameters import Layout
 from gpt2.pipeline import Actions, operations
@@ -138,7 +138,7 @@ class CutStep:
         return self._new_replay(self.simulated.micro_steps)
 
     def _new_replay(self, micro_steps: int) -> WholeStep:
-        pipeline = Pipeline(self._plans(micro_steps), *self._seconds, self.rows, self.embedding, self._head_share())
+        pipeline = PipelineStep(self._plans(micro_steps), *self._seconds, self.rows, self.embedding, self._head_share())
         return WholeStep(pipeline, self.seats, self.library)
 
     def _plans(self, micro_steps: int) -> list[Actions]:
@@ -164,7 +164,7 @@ class CutStep:
         """
         if self.seats.copies == 1:
             return 0.0
-        if self.is_replayed and kind.keeps_gradients and not overlaps:
+        if self.is_replayed and kind.traits.keeps_gradients and not overlaps:
             stages = {(shard.stage, shard.part): self._stages_of(kind, shard) for shard in self.shards}
             if self._are_few(sum(one.repeat * len(one.size) for of in stages.values() for one in of)):
                 return self._few_replayed.end_s(stages) - float(self._few_replayed.ends_s.max())
@@ -196,7 +196,7 @@ class CutStep:
         training = self._training_of(shard)
         exchange_s = exchange_seconds(kind, shard.cluster, training, self.library)
         rows = predicted_rows(kind, shard.cluster, training, self.library)
-        overlap = kind.overlap(training if rows else replace(training, rows=None)) if overlaps else None
+        overlap = kind.traits.overlap(training if rows else replace(training, rows=None)) if overlaps else None
         if overlap is None:
             return exchange_s
         exposed_s = overlap.step_s(exchange_s, training.compute_s) - training.compute_s
@@ -221,7 +221,7 @@ class CutStep:
         amounts = []
         for shard in self.shards:
             count, cluster = shard.layout.count, shard.cluster
-            share = kind.memory.of_rank(count, self.seats.copies, cluster.nodes).updated_share(count)
+            share = kind.traits.memory.of_rank(count, self.seats.copies, cluster.nodes).updated_share(count)
             amounts.append(count / self.training.parameters * share)
         return max(amounts)
 
@@ -233,7 +233,7 @@ class CutStep:
         With 1F1B the number of microbatches in flight does not grow with their number.
         """
         return max(
-            kind.memory.of_rank(shard.layout.count, self.seats.copies, shard.cluster.nodes).total + beside
+            kind.traits.memory.of_rank(shard.layout.count, self.seats.copies, shard.cluster.nodes).total + beside
             for shard, beside in zip(self.shards, self._other_bytes, strict=True)
         )
 
@@ -252,7 +252,7 @@ def exchange_seconds(kind: type[Strategy], cluster: Cluster, training: Training,
 
     A strategy that exchanges in each microbatch is predicted for one and for two, and extrapolated.
     """
-    if kind.keeps_gradients or training.micro_steps <= 2:
+    if kind.traits.keeps_gradients or training.micro_steps <= 2:
         return predicted_exchange(kind, cluster, training, library).seconds
     one, two = (
         predicted_exchange(kind, cluster, replace(training, micro_steps=count), library).seconds for count in (1, 2)

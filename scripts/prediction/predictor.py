@@ -72,23 +72,23 @@ def exchanged_stages(kind: type[Strategy], placement: list[int], training: Train
 
 
 def _messages_of(kind: type[Strategy]):
-    if kind.messages is None:
+    if kind.traits.messages is None:
         raise UnknownChoice(f"{kind.name} declares no messages")
-    return kind.messages
+    return kind.traits.messages
 
 
 def _of_vector(kind: type[Strategy], training: Training, library: str) -> tuple:
     """Return the arguments of message_schedule that describe the vector and the library."""
-    item = kind.item_bytes(training.item_bytes)
+    item = kind.traits.item_bytes(training.item_bytes)
     size = training.parameters * item
     return size, library, item, training.ranges, training.micro_steps, training.own_operation
 
 
 def predicted_rows(kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> Prediction | None:
     """Predict the exchange of a sparse embedding gradient, if this strategy exchanges it apart from the rest."""
-    if kind.row_messages is None or training.rows is None:
+    if kind.traits.sparse_messages is None or training.rows is None:
         return None
-    return predict_rows(kind.row_messages, cluster, training.rows, library)
+    return predict_rows(kind.traits.sparse_messages, cluster, training.rows, library)
 
 
 def predicted_step(kind: type[Strategy], cluster: Cluster, training: Training, library: str, server="colocated"):
@@ -96,7 +96,7 @@ def predicted_step(kind: type[Strategy], cluster: Cluster, training: Training, l
     ranks = len(cluster.placement)
     is_dedicated = server == "dedicated"
     name = f"{kind.name}/{server}" if is_dedicated else kind.name
-    memory = kind.memory.of_rank(training.parameters, ranks, cluster.nodes)
+    memory = kind.traits.memory.of_rank(training.parameters, ranks, cluster.nodes)
     try:
         exchange = predicted_exchange(kind, cluster, training, library)
     except UnknownChoice as unknown:
@@ -104,7 +104,7 @@ def predicted_step(kind: type[Strategy], cluster: Cluster, training: Training, l
     compute_s = training.compute_s * (ranks / (ranks - 1) if is_dedicated else 1)
     update_s = training.update_s * memory.updated_share(training.parameters)
     rows = predicted_rows(kind, cluster, training, library)
-    overlap = kind.overlap(training if rows else replace(training, rows=None))
+    overlap = kind.traits.overlap(training if rows else replace(training, rows=None))
     return PredictedStep(name, memory, None, exchange, compute_s, update_s, overlap, rows)
 
 
@@ -113,11 +113,11 @@ def predicted_steps(cluster: Cluster, training: Training, library: str, own: typ
 
     own: a strategy that is not in the registry, to be predicted with the others.
     """
-    kinds = [kind for kind in STRATEGIES.values() if kind.exchanges]
-    kinds += [own] if own and own.exchanges and own not in kinds else []
+    kinds = [kind for kind in STRATEGIES.values() if kind.traits.exchanges]
+    kinds += [own] if own and own.traits.exchanges and own not in kinds else []
     pairs = [(kind, "colocated") for kind in kinds]
     if len(cluster.placement) > 1:
-        pairs += [(kind, server) for kind in kinds for server in kind.servers[1:]]
+        pairs += [(kind, server) for kind in kinds for server in kind.traits.servers[1:]]
     return [predicted_step(kind, cluster, training, library, server) for kind, server in pairs]
 
 
@@ -170,7 +170,7 @@ def best_of(rows: list[dict], step_s=best_step_s) -> dict:
 
 def _is_for_memory(name: str) -> bool:
     kind = STRATEGIES.get(name.partition("/")[0])
-    return kind is not None and not kind.auto
+    return kind is not None and not kind.traits.auto
 
 
 def advice_sentence(rows: list[dict]) -> str:

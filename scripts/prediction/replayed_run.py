@@ -35,7 +35,7 @@ from scripts.prediction.run_prediction import (
     training_of,
 )
 from strategies import Strategy, find
-from strategies.checks import worker_count
+from strategies.compatibility import worker_count
 from traces.read.analysis import measure
 from traces.read.run_files import Gaps, read_config, read_log
 from traces.read.runs import label_of, read_links, read_run
@@ -123,7 +123,7 @@ def on_cluster(training: Training, run: ReplayedRun, cluster: Cluster) -> Traini
 
 
 def calibration_of(run: ReplayedRun) -> Calibration:
-    if not run.kind.exchanges:
+    if not run.kind.traits.exchanges:
         return Calibration(run.measured, f"strategy {run.kind.name} exchanges nothing")
     if not run.links:
         return Calibration(run.measured, ONE_NODE if len(set(run.placement)) == 1 else NO_LINKS)
@@ -207,7 +207,7 @@ def replayed_cluster(run: ReplayedRun, placement, rate: float | None, latency_s:
 
 def own_prediction(run: ReplayedRun, steps: list[PredictedStep]) -> float | None:
     """Predict the run's own step, in seconds; None if its strategy is not modelled."""
-    if not run.kind.exchanges:
+    if not run.kind.traits.exchanges:
         return run.measured.work_s + run.measured.update_s
     name = run.kind.name + ("/dedicated" if run.settings.get("server") == "dedicated" else "")
     return next(step for step in steps if step.name == name).seconds(bool(run.settings.get("overlap")))

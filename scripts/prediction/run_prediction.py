@@ -6,7 +6,7 @@ from dist.cost.messages import message_schedule
 from dist.cost.model import Cluster, Prediction
 from dist.cost.mpi_choices import UnknownChoice, library_key
 from dist.cost.overlap import Training
-from dist.cost.rows import Rows
+from dist.cost.sparse_rows import Rows
 from dist.wire import WIRE_BYTES
 from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.errors import UserError
@@ -15,7 +15,7 @@ from scripts.prediction.calibration import FASTER, Calibration, MeasuredStep, ca
 from scripts.prediction.predictor import best_of, predicted_exchange, predicted_rows, predicted_step
 from scripts.settings.split_embedding import PAYS_UP_TO
 from strategies import STRATEGIES, Strategy, find
-from strategies.checks import worker_count
+from strategies.compatibility import worker_count
 from traces.read.runs import Run
 from traces.verdict.evidence import Evidence, PredictedExchange
 
@@ -33,7 +33,7 @@ def strategy_of(run: Run) -> type[Strategy] | None:
         kind = find(run.config["settings"]["strategy"])
     except UserError:
         return None
-    return kind if kind.exchanges else None
+    return kind if kind.traits.exchanges else None
 
 
 def item_bytes(settings: dict) -> int:
@@ -78,7 +78,7 @@ def training_of(
     parameters = config["parameters"]
     compute_s = update_s = 0.0
     if measured is not None:
-        memory = kind.memory.of_rank(parameters, len(placement), max(placement) + 1)
+        memory = kind.traits.memory.of_rank(parameters, len(placement), max(placement) + 1)
         # A dedicated server computes nothing: without it all ranks would share the batch.
         compute_s = measured.work_s * worker_count(settings.get("server"), len(placement)) / len(placement)
         update_s = measured.update_s / memory.updated_share(parameters)
@@ -100,7 +100,7 @@ def rows_of(config: dict, kind: type[Strategy]) -> Rows | None:
     if model is None or "of_ranks" not in found or settings.get("split_embedding") == "off":
         return None
     if not found["apart"]:
-        decided = settings.get("overlap") and kind.splits_embedding
+        decided = settings.get("overlap") and kind.traits.splits_embedding
         if decided or max(found["of_ranks"]) > PAYS_UP_TO * model.padded_vocab_size:
             return None
     return Rows(model.n_embd, tuple(found["of_ranks"]), tuple(found["of_nodes"]), found["any"])
@@ -173,7 +173,7 @@ def others_steps(run: Run, measured: MeasuredStep) -> tuple[list[dict], Calibrat
     if calibration.reason is not None:
         return [], calibration
     overlapped = bool(settings.get("overlap"))
-    for other in (one for one in STRATEGIES.values() if one.exchanges and one is not kind):
+    for other in (one for one in STRATEGIES.values() if one.traits.exchanges and one is not kind):
         step = predicted_step(other, cluster, training, library)
         if step.exchange is not None:
             # A run with overlap keeps it if the other strategy can overlap.
@@ -212,18 +212,22 @@ def message_matrix(run: Run) -> np.ndarray | None:
     kind = strategy_of(run)
     places = run.config.get("ranks")
     parameters = run.config.get("parameters")
-    if run.config.get("mesh") or not places or not parameters or len(places) < 2 or kind is None or not kind.messages:
+    if run.config.get("mesh") or not places or not parameters or len(places) < 2:
         return None
-    item = kind.item_bytes(item_bytes(run.config["settings"]))
+    if kind is None or not kind.traits.messages:
+        return None
+    item = kind.traits.item_bytes(item_bytes(run.config["settings"]))
     try:
         own = run.config["settings"].get("op") == "own"
         size = parameters * item
-        stages, _ = message_schedule(kind.messages, placement_of(run), size, library_of(run), item, own_operation=own)
+        stages, _ = message_schedule(
+            kind.traits.messages, placement_of(run), size, library_of(run), item, own_operation=own
+        )
     except ValueError:  # UnknownChoice is one
         return None
     rows = rows_of(run.config, kind) if run.config["settings"].get("overlap") else None
-    if rows and kind.row_messages:
-        stages = stages + kind.row_messages(np.array(placement_of(run)), rows)
+    if rows and kind.traits.sparse_messages:
+        stages = stages + kind.traits.sparse_messages(np.array(placement_of(run)), rows)
     matrix = np.zeros((len(places), len(places)))
     for stage in stages:
         np.add.at(matrix, (stage.source, stage.destination), stage.size * stage.repeat)

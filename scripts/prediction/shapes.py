@@ -94,13 +94,13 @@ def strategies_of(step: CutStep, limit: float) -> list[dict]:
     exchange_s: the exposed exchange. memory_bytes: of the largest rank. If some strategies need at most `limit` bytes,
     only those are returned. One replica exchanges nothing and takes the strategy with the least memory, like train.py.
     """
-    several = [kind for kind in STRATEGIES.values() if kind.exchanges]
+    several = [kind for kind in STRATEGIES.values() if kind.traits.exchanges]
     alone = [min(reversed(candidates(AUTO, "host").values()), key=step.memory_bytes)]
     kinds = {kind: step.memory_bytes(kind) for kind in (several if step.seats.copies > 1 else alone)}
     fitting = {kind: memory for kind, memory in kinds.items() if memory <= limit}
     found = []
     for kind, memory in (fitting or kinds).items():
-        overlaps = step.seats.copies > 1 and kind.overlap(step.training) is not None
+        overlaps = step.seats.copies > 1 and kind.traits.overlap(step.training) is not None
         exchange_s = known_exchange_s(step, kind, overlaps)
         if exchange_s is not None:
             step_s = float(step.ends_s.max() + exchange_s + step.update_s(kind))

@@ -77,7 +77,7 @@ def own_training(run: ReplayedRun) -> tuple[Training, str]:
 
 def replicated_step_s(run: ReplayedRun, training: Training) -> float:
     """Predict the step of a run whose ranks have replicas, in seconds. Raise RunError with the reason if unknown."""
-    if run.kind.exchanges and not run.links:
+    if run.kind.traits.exchanges and not run.links:
         raise RunError(ONE_NODE if len(set(run.placement)) == 1 else NO_LINKS)
     cluster = replayed_cluster(run, None, None, None)
     own_s = own_prediction(run, predicted_steps(cluster, training, library_key(run.library), run.kind))

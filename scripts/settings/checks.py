@@ -13,7 +13,7 @@ from scripts.settings.split_embedding import check_split
 from scripts.settings.tokenizer import start_of, tokenizer_of, tokenizer_of_training
 from scripts.settings.training import Settings
 from strategies import find, is_auto
-from strategies.checks import (
+from strategies.compatibility import (
     DEVICE_TRANSPORTS,
     check_exchange,
     check_rounding,
@@ -219,7 +219,7 @@ def check_checkpoints(settings: Settings) -> None:
     if settings.take_over and not settings.out:
         raise UserError("--take-over without --out, expected the folder of the run to take over: add --out RUN")
     for flag in ("resume", "checkpoint_every", "checkpoint_minutes", "check_replicas"):
-        if getattr(settings, flag) and not is_auto(settings.strategy) and not find(settings.strategy).exchanges:
+        if getattr(settings, flag) and not is_auto(settings.strategy) and not find(settings.strategy).traits.exchanges:
             raise UserError(
                 f"--{flag.replace('_', '-')} with --strategy {settings.strategy}, whose ranks train models of their "
                 "own: leave it out"

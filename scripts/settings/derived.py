@@ -7,7 +7,7 @@ from gpt2.config import GPT2Config
 from gpt2.optimizer import AdamWSettings, LearningRateSchedule
 from scripts.settings.model_parallel import copies
 from scripts.settings.training import Settings, flags
-from strategies.checks import worker_count
+from strategies.compatibility import worker_count
 
 # The arguments of LearningRateSchedule, in order.
 SCHEDULE = ("schedule", "lr", "min_lr", "warmup", "lr_steps")

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 
 from dist.cost.memory import VECTOR_BYTES
-from dist.host.rows import segments_bytes
+from dist.host.sparse_exchange import segments_bytes
 from dist.mesh import positions
 from dist.sharded import LAYER_SLOTS
 from gpt2.activations import activation_bytes
@@ -52,7 +52,7 @@ def needed_bytes(settings: Settings, config: GPT2Config, world) -> int:
 
 def bytes_of_wholes(settings: Settings, config: GPT2Config, count: int, world) -> int:
     """Return the bytes on this rank's node if each rank has a whole model of `count` parameters."""
-    needed = find(settings.strategy).memory.of_node(count, world.local_size, world.size, world.node_count)
+    needed = find(settings.strategy).traits.memory.of_node(count, world.local_size, world.size, world.node_count)
     operand_bytes = bytes_of_operands(settings)
     activations = activation_bytes(config, settings.batch_size, settings.seq_len, operand_bytes=operand_bytes)
     needed += activations * max(1, world.local_size - (settings.server == "dedicated"))
@@ -87,7 +87,7 @@ def bytes_of_pieces(settings: Settings, config: GPT2Config, world) -> int:
     number_of = [seat["stage"] * cut.tensor + seat["part"] for seat in seats]  # of each rank, its shard's
     nodes = [place["node"] for place in world.places]
     members = Counter(number for number, node in zip(number_of, nodes, strict=True) if node == world.node)
-    memory = find(settings.strategy).memory
+    memory = find(settings.strategy).traits.memory
     needed = 0
     for number, here in members.items():
         layout = Layout(config, 1, cut.shards[number])

@@ -6,13 +6,11 @@ If these are few, they are exchanged as a sparse gradient, and the dense rest wh
 """
 
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 
-from dist.cost.overlap import ALL_REDUCED, Timed, all_reduced_beside, least_all_reduced
-from dist.cost.rows import Rows
-from dist.looked_up import LookedUp
+from dist.cost.sparse_rows import Rows
+from dist.sparse_gradient import SparseGradient
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
 from gpt2.parameters import Layout
@@ -35,8 +33,8 @@ def obstacle(settings: Settings, ranks: int) -> str | None:
         return "without --overlap nothing is computed beside an exchange"
     if is_cut(settings):
         return "ranks that share a model have the table and the head on different ranks, or parts of them"
-    if kind and not kind.splits_embedding:
-        others = names(other for other in STRATEGIES.values() if other.splits_embedding)
+    if kind and not kind.traits.splits_embedding:
+        others = names(other for other in STRATEGIES.values() if other.traits.splits_embedding)
         return f"--strategy {kind.name} exchanges whole ranges, {others} can"
     if settings.backend == "cupy":
         return "looked-up rows are exchanged in host memory, not between GPUs"
@@ -95,20 +93,16 @@ class EmbeddingExchange:
     """How a run exchanges the token embedding.
 
     is_split: whether the rows that a step looks up go apart from the head. looked_up: how many rows the first step
-    looks up (used_rows); None on one rank, and where ranks share a model. text: how it is exchanged, and why.
-    all_reduced: the part of each other bucket that is all-reduced. These two are None without overlap.
+    looks up (used_rows); None on one rank, and where ranks share a model. text: how it is exchanged, and why; None
+    without overlap.
     """
 
     is_split: bool = False
     looked_up: dict | None = None
     text: str | None = None
-    all_reduced: Fraction | None = None
 
     def checkpoint_facts(self) -> dict:
-        facts = {"split_embedding": self.is_split}
-        if self.all_reduced is not None:
-            facts["all_reduced"] = [self.all_reduced.numerator, self.all_reduced.denominator]
-        return facts
+        return {"split_embedding": self.is_split}
 
     def config_facts(self) -> dict:
         facts = {}
@@ -120,13 +114,12 @@ class EmbeddingExchange:
 
 
 def plan_embedding(
-    settings, layout: Layout, train, step: int, global_batch: int, before: dict, timed: Timed | None, world
+    settings, layout: Layout, train, step: int, global_batch: int, before: dict, world
 ) -> EmbeddingExchange:
     """Decide how the token embedding is exchanged. Collective. Ends the job if a split is asked for and impossible.
 
     step: the first that is made. global_batch: sequences of a step. before: the facts of the checkpoint that the run
-    goes on from, if it exchanges alike, else {}: it must add in the same order, to round in the same way. timed: how
-    long exchange and computing are, if that was timed.
+    goes on from, if it exchanges alike, else {}: it must add in the same order, to round in the same way.
     """
     with world.together(UserError):
         check_split(settings, world.size)
@@ -141,17 +134,8 @@ def plan_embedding(
         return EmbeddingExchange(looked_up=looked_up)
     was_split = before["split_embedding"] if before else None
     split, why = is_split(settings, world.size, rows, layout.config.padded_vocab_size, was_split)
-    wanted = least_all_reduced(timed) if timed else ALL_REDUCED
-    share = all_reduced_beside(layout.by_name["wte"].stop / layout.count if split else 0.0, wanted)
     text = f"{'head and looked-up rows apart' if split else 'whole'}: {why}"
-    return EmbeddingExchange(split, looked_up, text, kept_share(before, split, share))
-
-
-def kept_share(before: dict, is_split: bool, wanted: Fraction) -> Fraction:
-    """Return the part of each bucket to all-reduce: the checkpoint's if that run overlapped, and split alike."""
-    if "all_reduced" in before and before["split_embedding"] == is_split:
-        return Fraction(*before["all_reduced"])
-    return wanted
+    return EmbeddingExchange(split, looked_up, text)
 
 
 def used_rows(ids: np.ndarray, world) -> dict:
@@ -162,9 +146,9 @@ def used_rows(ids: np.ndarray, world) -> dict:
     return {"of_ranks": [*map(len, everyone)], "of_nodes": of_nodes, "any": any_rank}
 
 
-def new_lookup(settings: Settings, buffers, layout: Layout) -> LookedUp:
+def new_lookup(settings: Settings, buffers, layout: Layout) -> SparseGradient:
     """Return room for the rows of the token embedding that a step of this rank looks up."""
-    return buffers.new_lookup(layout.by_name["wte"].shape, most_rows(settings, layout.config))
+    return buffers.new_sparse_gradient(layout.by_name["wte"].shape, most_rows(settings, layout.config))
 
 
 def rows_of_nodes(ids: list[np.ndarray], places: list[dict]) -> list[int]:

@@ -15,7 +15,7 @@ from scripts.settings import presets
 from scripts.settings.command_line import Parser
 from scripts.settings.units import count_of
 from strategies import AUTO, OWN_FILE, SERVERS, STRATEGIES
-from strategies.checks import TRANSPORTS
+from strategies.compatibility import TRANSPORTS
 from traces.read.schemas import STRATEGY
 
 STRATEGY_NAMES = ",".join((*STRATEGIES, AUTO))

@@ -7,18 +7,17 @@ needs, so the call that makes a part shows what it depends on.
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from fractions import Fraction
 from functools import partial
 
 from dist.gpu.topology import gpu_topology
-from dist.looked_up import LookedUp
 from dist.probe.links import clock_offset
 from dist.probe.ports import Ports
+from dist.sparse_gradient import SparseGradient
 from dist.watch.watchdog import Watchdog
 from dist.world import ClosedTogether, end_job_in_turn, library_name
 from gpt2.config import flops_per_token
 from gpt2.errors import UserError
-from gpt2.optimizer import LearningRateSchedule
+from gpt2.optimizer import Clipping, LearningRateSchedule
 from scripts.machine.checkout import Checkout
 from scripts.machine.launcher import job_end
 from scripts.settings.derived import computing_ranks, learning_rate, resolved
@@ -205,7 +204,7 @@ def new_tracer(plan: Plan, world, is_asked, backend, resources) -> Tracer:
     return Tracer(plan.traces, place, settings.trace, clock, counters, watchdog and watchdog.on_phase, **options)
 
 
-def new_job(plan: Plan, backend, tracer: Tracer, lookup: LookedUp | None) -> Job:
+def new_job(plan: Plan, backend, tracer: Tracer, lookup: SparseGradient | None) -> Job:
     """Return what the strategy works with."""
     shared = plan.shared
     return Job(
@@ -213,15 +212,12 @@ def new_job(plan: Plan, backend, tracer: Tracer, lookup: LookedUp | None) -> Job
         buffers=backend.buffers,
         new_optimizer=backend.new_optimizer,
         sum_of_squares=backend.sum_of_squares,
-        max_norm=plan.settings.grad_clip,
-        outlier_z=plan.settings.skip_outliers,
-        over_model=shared.over_model(tracer),
+        clipping=Clipping(plan.settings.grad_clip, plan.settings.skip_outliers, over_model=shared.over_model(tracer)),
         tracer=shared.group_tracer(tracer),
         server=plan.settings.server,
         final_ranges=tuple(part for part in shared.layout.final_ranges(lookup is not None) if part[0] < part[1]),
         bucket_bytes=plan.bucket_bytes,
-        lookup=lookup,
-        all_reduced=plan.embedding.all_reduced or Fraction(0),
+        sparse=lookup,
     )
 
 
@@ -233,7 +229,7 @@ def new_clock(settings, world) -> Clock:
 def new_checkpoints(plan: Plan, world, strategy, lock) -> Checkpointing:
     """Return what writes checkpoints. Without an exchange it writes none, as each rank trains its own model."""
     settings = plan.settings
-    every = settings.checkpoint_every if find(settings.strategy).exchanges else None
+    every = settings.checkpoint_every if find(settings.strategy).traits.exchanges else None
     keep = settings.keep, settings.keep_every
     return Checkpointing(
         world, plan.folder / "checkpoints", strategy, plan.shared.layout, plan.checkpoint_facts(), plan.steps, every,

@@ -15,10 +15,10 @@ the embedding: the last stage waits for the first forwards anyway, and the first
 """
 
 from gpt2.model_shards import layer_tensors
-from strategies.base import Around, Strategy
+from strategies import Strategy
 
 
-class ModelSync(Around):
+class ModelSync:
     """Wraps a strategy. tensor_parts: see dist/parts.py, None without tensor parallelism. stage_links: see
     dist/stage_links.py, None without a pipeline.
 
@@ -27,7 +27,7 @@ class ModelSync(Around):
     """
 
     def __init__(self, strategy: Strategy, kernels, parameters, gradients, tensor_parts, stage_links, micro_steps: int):
-        super().__init__(strategy)
+        self.strategy = strategy
         self.add = kernels.add
         self.parameters = parameters
         self.gradients = gradients
@@ -42,13 +42,17 @@ class ModelSync(Around):
         self.head = kernels.empty(gradients.wte.shape, gradients.wte.dtype) if self.owns_head else None
         self.awaits_gradient = False  # whether the receive is posted
         # How often per step the range of the embedding or the head becomes final: once, or in each microbatch.
-        self.finals = self.finals_left = 1 if self.keeps_gradients else micro_steps
+        self.finals = self.finals_left = 1 if strategy.traits.keeps_gradients else micro_steps
+
+    def __getattr__(self, name):
+        """Everything else is the strategy's."""
+        return getattr(self.strategy, name)
 
     def before_use(self, start, stop):
         if start < stop:
             self.strategy.before_use(start, stop)
         if not self.synchronized and self.uses_head:
-            self.stage_links.borrow_head(self.parameters.wte)  # posted early: it comes while there is nothing to do
+            self.stage_links.receive_head(self.parameters.wte)  # posted early: it comes while there is nothing to do
         if (start, stop) not in self.synchronized:
             self.synchronized.add((start, stop))
             self._synchronize(self.layout.ranges.index((start, stop)))
@@ -60,7 +64,7 @@ class ModelSync(Around):
         if self.tensor_parts is not None and not is_embedding:
             self.tensor_parts.lend(self._replicated(None if is_last else index - self.shard.is_first))
         if is_embedding and self.owns_head:
-            self.stage_links.lend_head(self.parameters.wte)
+            self.stage_links.send_head(self.parameters.wte)
         if is_last and self.uses_head:
             self.stage_links.wait_for_head()
 
@@ -75,9 +79,9 @@ class ModelSync(Around):
         ranges = self.layout.ranges
         if self.owns_head and not self.awaits_gradient:
             self.awaits_gradient = True
-            self.stage_links.take_head(self.head)
+            self.stage_links.receive_head(self.head)
         if self.uses_head and (start, stop) == ranges[-1] and self._is_last_time():
-            self.stage_links.return_head(self.gradients.wte)
+            self.stage_links.send_head(self.gradients.wte)
         if self.owns_head and (start, stop) == ranges[0] and self._is_last_time():
             self.stage_links.wait_for_head()
             self.add(self.gradients.wte, self.gradients.wte, self.head)
@@ -93,10 +97,10 @@ class ModelSync(Around):
         self.finals_left = self.finals
         return True
 
-    def poke(self):
-        self.strategy.poke()
+    def progress(self):
+        self.strategy.progress()
         if self.stage_links is not None:
-            self.stage_links.poke()
+            self.stage_links.progress()
 
     def update(self, lr):
         self.synchronized.clear()

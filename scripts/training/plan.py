@@ -128,9 +128,7 @@ def plan_run(settings, world, lock, resources: ClosedTogether) -> Plan | None:
     bucket_bytes = None
     if settings.overlap:  # kept, as other buckets would add gradients in another order, and round otherwise
         bucket_bytes = kept.get("bucket_bytes") or bucket_size(settings.transport, links)
-    embedding = plan_embedding(
-        settings, shared.layout, train, steps.start, identity["global_batch"], kept, chosen.timed, world
-    )
+    embedding = plan_embedding(settings, shared.layout, train, steps.start, identity["global_batch"], kept, world)
     return Plan(
         settings=settings,
         folder=folder,

@@ -16,7 +16,7 @@ from gpt2.errors import UserError
 from scripts.machine.blas import blas_facts, blas_text
 from scripts.machine.gpu import limits_text
 from scripts.machine.names import rank_names
-from strategies.checks import worker_count
+from strategies.compatibility import worker_count
 from traces.record.files import END_CLOCKS, END_LINKS, write_at_end
 from traces.record.own_cost import tracing_share
 from traces.units import count_text

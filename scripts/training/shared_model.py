@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from dist.mesh import make_mesh
-from dist.progress import poking
+from dist.progress_engine import progressing
 from dist.waiting import sum_everywhere
 from dist.world import World
 from gpt2.config import GPT2Config
@@ -125,16 +125,16 @@ class SharedModel:
             return strategy, Server()
         # Overlapped exchanges, and messages between stages, make progress between two kernels.
         pokes = overlap or self.mesh.pipeline > 1
-        kernels = poking(backend.kernels, strategy.poke) if pokes else backend.kernels
+        kernels = progressing(backend.kernels, strategy.progress) if pokes else backend.kernels
         if pokes and hasattr(kernels.device, "meanwhile"):
-            kernels.device.meanwhile = strategy.poke
+            kernels.device.meanwhile = strategy.progress
         if shares_model(self.mesh):
             options = {"before_use": strategy.before_use, "in_flight": self.in_flight}
             model = ParallelGPT2(kernels, *views, batch_size, length, self.parts, **options)
         else:
             model = GPT2(kernels, *views, batch_size, length, strategy.before_use, self.in_flight, lookup)
         place = (strategy.worker, strategy.workers)
-        keeps = strategy.keeps_gradients
+        keeps = strategy.traits.keeps_gradients
         return strategy, Worker(model, train, val, self.actions, *place, tracer, keeps, self.stage_links)
 
     def synchronizing(self, strategy, kernels, views: tuple[Parameters, Parameters]):

@@ -6,11 +6,10 @@ final, and new parameters back before the model uses them. Where both are the sa
 
 from dataclasses import dataclass
 
-from dist.gpu.copies import Copies
+from dist.gpu.staging import HostStaging
 from dist.sharded import Slots
 from dist.waiting import Pauses, wait
 from gpt2.rounding import RoundedParameters
-from strategies.base import Around, Strategy
 
 
 @dataclass(frozen=True)
@@ -21,20 +20,25 @@ class FlatPair:
     gradients: object
 
 
-class Bridge(Around):
-    """Around a strategy that does not work on the model's arrays. model, exchanged: the FlatPairs on either side.
+class Bridge:
+    """Stands between the model and a strategy with arrays of its own. model, exchanged: the FlatPairs on either side.
 
     rounded: of a model in bfloat16, its parameters, which updates write as far as they are this rank's (rounding.py).
     """
 
-    def __init__(
-        self, strategy: Strategy, model: FlatPair, exchanged: FlatPair, tracer, rounded: RoundedParameters | None
-    ):
-        super().__init__(strategy)
-        self.model, self.exchanged, self.tracer, self.rounded = model, exchanged, tracer, rounded
+    def __init__(self, strategy, model: FlatPair, exchanged: FlatPair, tracer, rounded: RoundedParameters | None):
+        self.strategy = strategy
+        self.model = model
+        self.exchanged = exchanged
+        self.tracer = tracer
+        self.rounded = rounded
         self.there = {}  # by place: the range whose parameters the model has had since the update
         slots = exchanged.parameters if isinstance(exchanged.parameters, Slots) else None
         self.place_of = None if slots is None else slots.slot_of  # None: each range has a place of its own
+
+    def __getattr__(self, name):
+        """Everything else is the strategy's."""
+        return getattr(self.strategy, name)
 
     def before_use(self, start, stop):
         self.strategy.before_use(start, stop)
@@ -73,20 +77,20 @@ class CastingBridge(Bridge):
 class HostBridge(Bridge):
     """The exchange buffers in host memory: gradients come down during backward, parameters go up as they are used.
 
-    A range's gradients are final for the strategy when their copy has landed; nobody waits for that before the update,
-    but pokes look. A strategy that does not keep gradients is told at fixed moments instead, as it exchanges parameters
-    in between, in one order on all ranks: a range when the next one is final, the last at once. From then on its place,
-    in host memory and on the GPU, may be written again.
+    The strategy hears that gradients are final when their copy has landed. `progress` tests for that, and only `update`
+    waits. A strategy that does not keep gradients hears it at fixed moments instead, because it also gathers parameters
+    and all ranks must start their exchanges in one order: a range when the next one is final, the last one at once.
+    From then on the range's place in host memory and on the GPU may be written again.
     """
 
-    def __init__(self, strategy, model: FlatPair, exchanged: FlatPair, tracer, rounded, copies: Copies):
+    def __init__(self, strategy, model: FlatPair, exchanged: FlatPair, tracer, rounded, staging: HostStaging):
         super().__init__(strategy, model, exchanged, tracer, rounded)
-        self.copies = copies
+        self.staging = staging
         self.on_the_way = []  # (start, stop, copy) of gradients, in the order in which they became final
-        self.last_upload = self.before_update = copies.computed()
+        self.last_upload = self.before_update = staging.computed()
         for flat in (exchanged.parameters, exchanged.gradients):
             for array in flat.memory if isinstance(flat, Slots) else [flat]:
-                copies.pin(array)
+                staging.pin(array)
 
     def before_use(self, start, stop):
         if self.place_of is not None:
@@ -95,37 +99,37 @@ class HostBridge(Bridge):
 
     def _bring(self, start, stop):
         # The place is free once what was queued before the update is done; one that others share, what is now.
-        is_free = self.before_update if self.place_of is None else self.copies.computed()
+        is_free = self.before_update if self.place_of is None else self.staging.computed()
         host = self.exchanged.parameters[start:stop]
         if self.rounded is None:
-            self.last_upload = self.copies.into(host, self.model.parameters[start:stop], is_free)
+            self.last_upload = self.staging.into(host, self.model.parameters[start:stop], is_free)
         else:
-            self.last_upload = self.copies.through(
+            self.last_upload = self.staging.through(
                 host, lambda low, values: self.rounded.store(start + low, values), is_free
             )
-        self.copies.before_compute(self.last_upload)
+        self.staging.before_compute(self.last_upload)
 
     def gradients_final(self, start, stop):
-        if not self.keeps_gradients:
+        if not self.traits.keeps_gradients:
             self._make_room()
-        copy = self.copies.out(self.model.gradients[start:stop], self.exchanged.gradients[start:stop])
+        copy = self.staging.out(self.model.gradients[start:stop], self.exchanged.gradients[start:stop])
         self.on_the_way.append((start, stop, copy))
-        if not self.keeps_gradients and start == 0:  # backward ends; another begins by writing where this range lies
+        if start == 0 and not self.traits.keeps_gradients:  # the next backward writes into this place first
             self._make_room()
 
     def _make_room(self):
         with self.tracer.interruption("copy_out"):
             self._land_all()
 
-    def poke(self):
-        if self.keeps_gradients:
+    def progress(self):
+        if self.traits.keeps_gradients:
             self._land()
-        self.strategy.poke()
+        self.strategy.progress()
 
     def update(self, lr):
         with self.tracer.phase("copy_out", bytes=4 * sum(stop - start for start, stop, _ in self.on_the_way)):
             self._land_all()
-        self.before_update = self.copies.computed()
+        self.before_update = self.staging.computed()
         return super().update(lr)
 
     def _land(self) -> bool:
@@ -144,4 +148,4 @@ class HostBridge(Bridge):
                 pauses.happened()
             else:
                 pauses.sleep()
-            self.strategy.poke()
+            self.strategy.progress()

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dist.gpu.copies import Copies, chunks
+from dist.gpu.staging import HostStaging, chunks
 from dist.waiting import wait
 
 
@@ -14,15 +14,15 @@ class StagedAdamW:
     AdamW on the GPU. allocate() comes before the first update.
     """
 
-    def __init__(self, new_adamw, copies: Copies, start: int, stop: int):
-        self._new_adamw, self._copies = new_adamw, copies
+    def __init__(self, new_adamw, staging: HostStaging, start: int, stop: int):
+        self._new_adamw, self._staging = new_adamw, staging
         self._start, self._chunks = start, chunks(stop - start)
         self._is_first, self._step, self._optimizers = True, 0, []
 
     def allocate(self) -> None:
         """Take the GPU memory for it; UserError where that is short."""
         size = self._chunks[-1][1] if self._chunks else 0
-        self._master = self._copies.device.empty((size,), np.float32)
+        self._master = self._staging.device.empty((size,), np.float32)
         self._optimizers = [self._new_adamw(self._start + low, self._start + high) for low, high in self._chunks]
 
     @property
@@ -43,19 +43,19 @@ class StagedAdamW:
         """As AdamW's. After the first, `parameters` are what the last update left: the master copy is sent up once."""
         if gradient_scale is None:
             return
-        copies = self._copies
+        staging = self._staging
         self._step += 1
         for array in (parameters, gradients):
-            copies.pin(array)
+            staging.pin(array)
         if self._is_first:
-            copies.before_compute(copies.into(parameters, self._master))
+            staging.before_compute(staging.into(parameters, self._master))
             self._is_first = False
         updated, down = [], None
         for index, ((low, high), optimizer) in enumerate(zip(self._chunks, self._optimizers, strict=True)):
-            landing = copies.landings[index % 2][: high - low]
-            copies.before_compute(copies.into(gradients[low:high], landing, updated[-2] if index > 1 else None))
+            landing = staging.landings[index % 2][: high - low]
+            staging.before_compute(staging.into(gradients[low:high], landing, updated[-2] if index > 1 else None))
             optimizer.update(self._master[low:high], landing, lr, gradient_scale)
-            updated.append(copies.computed())
-            down = copies.out(self._master[low:high], parameters[low:high])
+            updated.append(staging.computed())
+            down = staging.out(self._master[low:high], parameters[low:high])
         if down is not None:
             wait(down)

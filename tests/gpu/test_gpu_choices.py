@@ -187,7 +187,7 @@ def test_a_strategy_that_declares_nothing_of_gpus_goes_through_host_memory():
     from scripts.backends.transports import Obstacles, choose_transport
 
     class OnHosts(Tree):
-        on_gpus = None
+        traits = Tree.traits.changed(on_gpus=None)
 
     settings, all_there = (
         SimpleNamespace(

@@ -8,17 +8,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dist.gpu import tree as device_tree
-from dist.gpu.calls import AllreduceCall, DeviceCalls
-from dist.gpu.exchange import StreamProgress
+from dist.gpu import device_tree
+from dist.gpu.collectives import AllreduceCall, DeviceCollectives
+from dist.gpu.device_ring import DeviceRing
+from dist.gpu.device_tree import DeviceTree
+from dist.gpu.exchange import StreamEngine
 from dist.gpu.gpu_aware import GpuAwareComm
 from dist.gpu.nccl import NcclComm
 from dist.gpu.node_exchange import NodeExchange
-from dist.gpu.ring import DeviceRing
-from dist.gpu.tree import DeviceTree
-from dist.host import tree
-from dist.host.ring import allreduce as ring_allreduce
-from dist.progress import Progress
+from dist.host import host_tree
+from dist.host.host_ring import allreduce as ring_allreduce
+from dist.progress_engine import ProgressEngine
 from dist.wire import WireFormat
 from gpt2.kernels.cupy import cublaslt
 from gpt2.kernels.cupy.device import Device
@@ -34,7 +34,7 @@ OF_BOTH_KINDS = (
 )  # fmt: skip
 TREES = (DeviceTree, "float32"), (DeviceTree, "bfloat16")
 ALLREDUCES = ((AllreduceCall, "float32"), *TREES, *OF_BOTH_KINDS)
-IN_PARTS = ((DeviceCalls, "float32"), *OF_BOTH_KINDS)
+IN_PARTS = ((DeviceCollectives, "float32"), *OF_BOTH_KINDS)
 LENGTHS = (101, 32, 2)  # the last is less than there are ranks
 PIECE_BYTES = 40  # of the trees: more pieces than levels, not all as long
 JUNK = -7.0
@@ -75,7 +75,7 @@ def run(device_comm, exchange, values, *errors) -> np.ndarray:
     def queued():
         yield exchange(flat, *errors)
 
-    progress = StreamProgress(device_comm.device, device_comm.stream)
+    progress = StreamEngine(device_comm.device, device_comm.stream)
     progress.finish(progress.start(queued()))
     return device_comm.device.download(flat)
 
@@ -104,9 +104,9 @@ def test_all_ranks_get_the_same_sum(comm, new_comm):
 
 def in_host_memory(kind, comm, values, wire, tags):
     """The same exchange there: ring.py's or tree.py's."""
-    length, progress = len(values), Progress()
+    length, progress = len(values), ProgressEngine()
     exchanges = (
-        tree.allreduce(comm, values, 0, length, wire, tags)
+        host_tree.allreduce(comm, values, 0, length, wire, tags)
         if kind is DeviceTree
         else [ring_allreduce(comm, values, [], 0, length, wire, tags[0])]
     )

@@ -12,6 +12,7 @@ from dist.gpu.nccl import NcclComm
 from dist.wire import WireFormat
 from gpt2.kernels.cupy import cublaslt
 from gpt2.kernels.cupy.device import Device
+from gpt2.optimizer import Clipping
 from scripts.backends.backends import exchange_on_gpus, form_on_gpus
 from strategies import STRATEGIES, Job
 from tests.gpu.cuda_shim import fake_cupy
@@ -35,16 +36,16 @@ class Copying:
 
 def job_of(world, buffers, bucket_bytes, new_exchange):
     return Job(
-        world, buffers, lambda start, stop: Copying(), lambda flat: 0.0, 0.0, Tracer(), new_exchange=new_exchange,
-        final_ranges=RANGES, bucket_bytes=bucket_bytes,
+        world, buffers, lambda start, stop: Copying(), lambda flat: 0.0, Clipping(0.0), Tracer(),
+        new_exchange=new_exchange, final_ranges=RANGES, bucket_bytes=bucket_bytes,
     )  # fmt: skip
 
 
 def in_host_memory(world, name, bucket_bytes):
     """(the strategy, what sets its gradients, what reads an array of its)."""
     kind = STRATEGIES[name]
-    buffers = kind.buffers(world, SIZE)
-    exchange = partial(kind.host_exchange, wire_format=ROUNDED)
+    buffers = kind.traits.buffers(world, SIZE)
+    exchange = partial(kind.traits.host_exchange, wire_format=ROUNDED)
     return kind(job_of(world, buffers, bucket_bytes, exchange)), partial(np.copyto, buffers.gradients), np.array
 
 
@@ -73,15 +74,14 @@ def trained(made, rank):
 @pytest.mark.any_mpi
 @pytest.mark.ranks(3, 4)
 def test_what_rounding_takes_is_added_to_the_next_step(comm, monkeypatch):
-    """On nodes of one rank, and of two with a lane each. In host memory hierarchical-sharded sums other ranges when it
-    overlaps, so that other ranks round: that is left out."""
+    """On nodes of one rank, and of two with a rail each."""
     monkeypatch.setattr(cublaslt, "open_library", lambda name: FakeCublasLt())
     for per_node in (1, 2):
         world = on_nodes(comm, per_node)
         for name in NAMES:
             for when, bucket_bytes in BUCKETS.items():
                 if name == "hierarchical-sharded" and bucket_bytes:
-                    continue
+                    continue  # in host memory it all-reduces a part, so other ranks round
                 case = f"{name}, {per_node} a node, {when}"
                 fake_cupy.install(monkeypatch, None, nccl=True, lag="everything")
                 on_host = trained(in_host_memory(world, name, bucket_bytes), comm.rank)

@@ -6,12 +6,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from dist.gpu import copies
-from dist.gpu.copies import Copies
+from dist.gpu import staging
 from dist.gpu.gpu_aware import GpuAwareComm
 from dist.gpu.links import LinksThroughHost
 from dist.gpu.nccl import NcclComm
 from dist.gpu.parts import PartsThroughHost, StreamParts
+from dist.gpu.staging import HostStaging
 from dist.parts import SMALL, new_parts
 from dist.stage_links import DOWN, UP
 from gpt2.kernels.cupy import cublaslt
@@ -37,7 +37,7 @@ def phase(name, bytes=0, root=None):
 def new_device(monkeypatch):
     """new_device(): a GPU on which all work is late, or that of some streams; rows are copied in several chunks."""
     monkeypatch.setattr(cublaslt, "open_library", lambda name: FakeCublasLt())
-    monkeypatch.setattr(copies, "CHUNK", 9000)
+    monkeypatch.setattr(staging, "CHUNK", 9000)
 
     def make(lag="everything"):
         fake_cupy.install(monkeypatch, None, nccl=True, lag=lag)
@@ -58,7 +58,7 @@ def parts_by(way, comm, device, dtype, resources):
         return StreamParts(COMMS[way](comm, device, device.stream), np.prod(ROWS), dtype, phase)
     world = on_nodes(comm, comm.size if way == "a node's memory" else 1)
     parts = resources.enter_context(closing(new_parts(world, int(np.prod(ROWS)), phase)))
-    return PartsThroughHost(parts, resources.enter_context(closing(Copies(device))), phase)
+    return PartsThroughHost(parts, resources.enter_context(closing(HostStaging(device))), phase)
 
 
 def values_of(rank, shape, dtype):
@@ -149,7 +149,7 @@ def test_stages_pass_rows_on(comm, new_device, resources):
     world = on_nodes(comm, comm.size)
     for (name, (dtype, _)), lag in product(DTYPES.items(), ("everything", "first stream")):
         device = new_device(lag)
-        links = LinksThroughHost(world, ROWS, phase, resources.enter_context(closing(Copies(device))))
+        links = LinksThroughHost(world, ROWS, phase, resources.enter_context(closing(HostStaging(device))))
         for turn in range(2):
             found = passed(links, comm, device, dtype, 3)
             if comm.rank == 0:
@@ -158,15 +158,15 @@ def test_stages_pass_rows_on(comm, new_device, resources):
             head = values_of(turn, (9, 4), dtype)
             if comm.rank == 0:
                 back = device.empty((9, 4), dtype)
-                links.lend_head(on_gpu(device, head, dtype))
-                links.take_head(back)
+                links.send_head(on_gpu(device, head, dtype))
+                links.receive_head(back)
                 links.wait_for_head()
                 np.testing.assert_array_equal(downloaded(device, back), 2 * head, err_msg=name)
             elif comm.rank == comm.size - 1:
                 borrowed = device.empty((9, 4), dtype)
-                links.borrow_head(borrowed)
+                links.receive_head(borrowed)
                 links.wait_for_head()
-                links.return_head(on_gpu(device, 2 * downloaded(device, borrowed), dtype))
+                links.send_head(on_gpu(device, 2 * downloaded(device, borrowed), dtype))
             links.finish()
 
 
@@ -181,7 +181,7 @@ def test_each_part_sends_its_share(comm, new_device, resources):
         device = new_device()
         parts = parts_by(way, mesh.parts_world.comm, device, np.float32, resources)
         links = LinksThroughHost(
-            mesh.stages_world, ROWS, phase, resources.enter_context(closing(Copies(device))), parts
+            mesh.stages_world, ROWS, phase, resources.enter_context(closing(HostStaging(device))), parts
         )
         assert links._sent.size < np.prod(ROWS) * 0.51, "each sends half"
         found = passed(links, mesh.stages_world.comm, device, np.float32, 2)

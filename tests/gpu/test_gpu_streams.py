@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from dist.gpu.exchange import StreamProgress
+from dist.gpu.exchange import StreamEngine
 from gpt2.formats.checkpoints import Checkpoint, newest_first
 from tests.gpu.gpu_trainer import Trainer, on_nodes
 
@@ -52,7 +52,7 @@ def test_the_streams_wait_for_each_other(comm, trainer, monkeypatch):
             assert trainer.config["settings"]["transport"] == "nccl"
             curves.append((curve.tobytes(), checkpoint))
             with monkeypatch.context() as patch:
-                patch.setattr(StreamProgress, method, broken)
+                patch.setattr(StreamEngine, method, broken)
                 try:
                     wrong, _ = trainer.run(*flags, world=nodes, lag=lag)
                 except SystemExit:  # the loss was not a number

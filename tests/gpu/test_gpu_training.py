@@ -28,16 +28,16 @@ def cases(ranks):
     """
     device, tried = "alone" if ranks == 1 else "nccl", set()
     for name, kind in STRATEGIES.items():
-        if not kind.exchanges:
+        if not kind.traits.exchanges:
             continue
-        if kind.buffers not in tried:
+        if kind.traits.buffers not in tried:
             yield ["--strategy", name, "--transport", "host"], "host"
         yield ["--strategy", name], device
         form = form_on_gpus(kind, overlap=False)
         if ranks > 1 and form not in tried:
             yield ["--strategy", name, "--transport", "gpu-aware"], "gpu-aware"
-        tried |= {kind.buffers, form}
-        if kind.on_gpus.exchanges:
+        tried |= {kind.traits.buffers, form}
+        if kind.traits.on_gpus.exchanges:
             yield ["--strategy", name, "--overlap"], device
     if ranks > 1:
         yield ["--strategy", "reduce-bcast", "--server", "dedicated"], "nccl"

@@ -36,9 +36,9 @@ LATE = (
 @pytest.mark.ranks(1, 3)
 def test_when_copies_and_kernels_happen_changes_no_bit(comm, trainer, monkeypatch):
     """Late copies, late kernels, one stream ahead of another, memory that cannot be pinned: the same bits each time."""
-    from dist.gpu import copies
+    from dist.gpu import staging
 
-    monkeypatch.setattr(copies, "CHUNK", 9000)  # of 59 thousand parameters
+    monkeypatch.setattr(staging, "CHUNK", 9000)  # of 59 thousand parameters
     machines = [{"lag": lag} for lag in fake_streams.LAGS] + [{"pins": False}]
     if comm.size > 1:
         machines = machines[:1] * 2
@@ -53,12 +53,12 @@ def test_when_copies_and_kernels_happen_changes_no_bit(comm, trainer, monkeypatc
 def test_small_buffers_are_pinned_each(monkeypatch):
     """The driver registers whole pages, and none twice: what NumPy allocates one after the other may share some."""
     from dist.buffers import host_zeros
-    from dist.gpu.copies import Copies
+    from dist.gpu.staging import HostStaging
     from gpt2.kernels.cupy.device import Device
 
     monkeypatch.setattr(cublaslt, "open_library", lambda name: FakeCublasLt())
     fake_cupy.install(monkeypatch, None)
-    buffers, copies, before = [host_zeros(5) for _ in range(20)], Copies(Device()), fake_cupy.Host.registered
+    buffers, copies, before = [host_zeros(5) for _ in range(20)], HostStaging(Device()), fake_cupy.Host.registered
     for buffer in buffers:
         copies.pin(buffer)
     assert fake_cupy.Host.registered == before + len(buffers)
@@ -67,11 +67,11 @@ def test_small_buffers_are_pinned_each(monkeypatch):
 
 def broken_waits():
     """Each wait of the way through host memory: what takes it out, flags of a run it is for, and which work lags."""
-    from dist.gpu.copies import Copied, Copies
+    from dist.gpu.staging import Copied, HostStaging
     from strategies.gpu import bridge
     from strategies.gpu.bridge import HostBridge
 
-    into, computed = Copies.into, Copies.computed
+    into, computed = HostStaging.into, HostStaging.computed
 
     def never(self):
         mark = computed(self)
@@ -82,17 +82,17 @@ def broken_waits():
         return into(self, host, target)
 
     def gradients_final(bridge, start, stop):
-        copy = bridge.copies.out(bridge.model.gradients[start:stop], bridge.exchanged.gradients[start:stop])
+        copy = bridge.staging.out(bridge.model.gradients[start:stop], bridge.exchanged.gradients[start:stop])
         bridge.on_the_way.append((start, stop, copy))
 
     host = ["--strategy", "reduce-scatter", "--transport", "host"]
     zero = ["--strategy", "zero-3", "--transport", "host", "--overlap", *DEEP]
     return {
         "copies out are not waited for": (Copied, "Test", lambda self: True, host, "copies"),
-        "compute does not wait for copies in": (Copies, "before_compute", lambda self, copy: None, host, "copies"),
-        "copies out do not wait for compute": (Copies, "computed", never, host, "first stream"),
-        "gradients go where AdamW still reads": (Copies, "into", at_once, host, "all but copies in"),
-        "parameters go where kernels still read": (Copies, "into", at_once, zero, "all but copies in"),
+        "compute does not wait for copies in": (HostStaging, "before_compute", lambda self, copy: None, host, "copies"),
+        "copies out do not wait for compute": (HostStaging, "computed", never, host, "first stream"),
+        "gradients go where AdamW still reads": (HostStaging, "into", at_once, host, "all but copies in"),
+        "parameters go where kernels still read": (HostStaging, "into", at_once, zero, "all but copies in"),
         "parameters come where copies still read": (bridge, "wait", lambda copied: None, zero, "everything"),
         "two ranges are in one place": (HostBridge, "gradients_final", gradients_final, zero, "copies"),
     }  # fmt: skip
@@ -100,9 +100,9 @@ def broken_waits():
 
 @pytest.mark.ranks(1)
 def test_without_any_of_the_waits_the_numbers_are_wrong(comm, trainer, monkeypatch):
-    from dist.gpu import copies
+    from dist.gpu import staging
 
-    monkeypatch.setattr(copies, "CHUNK", 9000)
+    monkeypatch.setattr(staging, "CHUNK", 9000)
     for what, (kind, name, broken, flags, lag) in broken_waits().items():
         right, _ = trainer.run("--backend", "cupy", *flags, lag=lag)
         with monkeypatch.context() as patch:

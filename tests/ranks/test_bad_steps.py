@@ -84,8 +84,8 @@ def serial():
 def test_every_strategy_skips_the_same_step(comm):
     world, expected = world_of(comm, comm.Split(comm.rank // 2, comm.rank)), serial()
     for name, kind in STRATEGIES.items():
-        for options in [{}, {"bucket_bytes": 1000}] if kind.overlaps else [{}]:
-            if not kind.exchanges:
+        for options in [{}, {"bucket_bytes": 1000}] if kind.traits.overlaps else [{}]:
+            if not kind.traits.exchanges:
                 continue
             parameters, skipped = train(world, name, **options)
             assert skipped == [step == SPIKE for step in range(STEPS)], f"{name} {options}"
@@ -166,8 +166,8 @@ def test_of_two_nobody_knows_which_is_right(comm, runs, monkeypatch, capsys):
 
 def cases():
     for name, kind in STRATEGIES.items():
-        yield [name] if kind.exchanges else [name, "--no-exchange", "--checkpoint-every", 0]
-        if kind.overlaps:
+        yield [name] if kind.traits.exchanges else [name, "--no-exchange", "--checkpoint-every", 0]
+        if kind.traits.overlaps:
             yield [name, "--overlap"]
     yield ["reduce-bcast", "--server", "dedicated"]
     yield ["sliced", "--grad-clip", 0]
@@ -258,6 +258,6 @@ def test_what_rounding_took_from_infinite_gradients_is_forgotten(comm, runs, mon
 
     monkeypatch.setattr(Worker, "gradients", overflow)
     rounded = ["--wire", "bfloat16", "--error-feedback", "--skip-outliers", 6]
-    for name in (name for name, kind in STRATEGIES.items() if kind.error_feedback):
+    for name in (name for name, kind in STRATEGIES.items() if kind.traits.error_feedback):
         runs.run(name, "--strategy", name, *rounded)
         assert ["skipped" in line for line in log(runs.folder / name)] == [step == 2 for step in range(1, 7)], name

@@ -82,7 +82,7 @@ def test_every_contender_sums_right(comm):
     names = chosen_makers("all", comm.size)
     expected = set(STRATEGIES) - {"none", "zero-2", "zero-3"}
     expected |= {f"{name}/bfloat16" for name in expected}
-    expected |= {f"{name}/own" for name, kind in STRATEGIES.items() if kind.operations}
+    expected |= {f"{name}/own" for name, kind in STRATEGIES.items() if kind.traits.operations}
     expected |= {"reduce-bcast/dedicated"} if comm.size > 1 else set()
     assert {name for name in names if not name.startswith("MPI_")} == expected
     for world in placements(comm):

@@ -15,7 +15,7 @@ from strategies.reduce_scatter import ReduceScatter
 
 
 class Faulty(ReduceScatter):
-    name, line = "faulty", "Reduce_scatter_block, Allgather, and a fault"
+    name = "faulty"
     step = 0
 
     def update(self, lr):

@@ -5,6 +5,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
+from gpt2.optimizer import Clipping
 from strategies import STRATEGIES, Job, zero_2, zero_3
 from traces import Tracer
 
@@ -46,8 +47,8 @@ def assert_exchanges(world, layers, micro_steps, monkeypatch):
         recorded = Recorded(list(ranges))
         monkeypatch.setattr(kind, "_all_gather", recorded.note("all-gather"))
         monkeypatch.setattr(kind, "_reduce_scatter", recorded.note("reduce-scatter"))
-        buffers = kind.buffers(world, stops[-1], ranges)
-        strategy = kind(Job(world, buffers, lambda start, stop: NoUpdate(), lambda flat: 0.0, 0.0, Tracer()))
+        buffers = kind.traits.buffers(world, stops[-1], ranges)
+        strategy = kind(Job(world, buffers, lambda start, stop: NoUpdate(), lambda flat: 0.0, Clipping(0.0), Tracer()))
         for _ in range(micro_steps):
             for part in ranges:
                 strategy.before_use(*part)

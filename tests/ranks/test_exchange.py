@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from dist.buffers import NodeBuffers
-from dist.host import ring, tree
+from dist.host import host_ring, host_tree
 from dist.probe.links import bucket_bytes, probe_links, rate_both_ways, segment_bytes
-from dist.progress import Progress, poking
+from dist.progress_engine import ProgressEngine, progressing
 from dist.waiting import Condition, EarlySum, sum_everywhere, wait
 from dist.wire import BFloat16Wire, PlainWire, WireFormat, round_to_bfloat16, widen
 from dist.world import world_of
@@ -69,12 +69,14 @@ def test_error_feedback_pays_back_what_rounding_took():
 @pytest.mark.ranks(1, 2, 3, 4, 7)
 def test_tree_sums_exactly(comm):
     """At 7 ranks some are two levels below a root."""
-    progress = Progress()
+    progress = ProgressEngine()
     for size in (1, 2, 1001, 300_001):
         for wire in ("float32", "bfloat16"):
             flat = ((np.arange(size) + comm.rank) % 17).astype(np.float32)
             everyone = sum((np.arange(size) + rank) % 17 for rank in range(comm.size))
-            for exchange in tree.allreduce(comm, flat, 0, size, WireFormat(wire, SEGMENT_BYTES).new(size), tags=(3, 4)):
+            for exchange in host_tree.allreduce(
+                comm, flat, 0, size, WireFormat(wire, SEGMENT_BYTES).new(size), tags=(3, 4)
+            ):
                 progress.start(exchange)
             progress.finish()
             np.testing.assert_array_equal(flat, everyone, err_msg=f"{size} {wire}")
@@ -83,7 +85,7 @@ def test_tree_sums_exactly(comm):
 @pytest.mark.ranks(1, 2, 3, 4)
 def test_ring_sums_exactly(comm):
     """Small whole numbers have exact sums in float32, and up to 256 in bfloat16 too; every size, also below N."""
-    progress = Progress()
+    progress = ProgressEngine()
     for size in (1, 3, comm.size, 1001, 70_001):
         for wire in ("float32", "bfloat16"):
             mine = (np.arange(size) + comm.rank) % 17
@@ -92,7 +94,7 @@ def test_ring_sums_exactly(comm):
             flat = mine.astype(np.float32)
             addends = [addend.astype(np.float32)]
             progress.start(
-                ring.allreduce(comm, flat, addends, 0, size, WireFormat(wire, SEGMENT_BYTES).new(size), tag=3)
+                host_ring.allreduce(comm, flat, addends, 0, size, WireFormat(wire, SEGMENT_BYTES).new(size), tag=3)
             )
             progress.finish()
             np.testing.assert_array_equal(flat, everyone, err_msg=f"{size} {wire}")
@@ -103,13 +105,13 @@ def test_halves_of_the_ring(comm):
     """Between reduce-scatter and all-gather the owner may change its chunk; outside the range nothing is touched."""
     size, start, stop = 20_011, 7, 20_003
     flat = np.arange(size, dtype=np.float32)
-    progress = Progress()
-    progress.start(ring.reduce_scatter(comm, flat, [], start, stop, PlainWire(SEGMENT_BYTES), tag=1))
+    progress = ProgressEngine()
+    progress.start(host_ring.reduce_scatter(comm, flat, [], start, stop, PlainWire(SEGMENT_BYTES), tag=1))
     progress.finish()
-    own = slice(*ring.own_chunk(comm.size, comm.rank, start, stop))
+    own = slice(*host_ring.own_chunk(comm.size, comm.rank, start, stop))
     np.testing.assert_array_equal(flat[own], comm.size * np.arange(size)[own])
     flat[own] += 1
-    progress.start(ring.all_gather(comm, flat, start, stop, PlainWire(SEGMENT_BYTES), tag=1))
+    progress.start(host_ring.all_gather(comm, flat, start, stop, PlainWire(SEGMENT_BYTES), tag=1))
     progress.finish()
     expected = np.arange(size)
     expected[start:stop] = comm.size * expected[start:stop] + 1
@@ -120,16 +122,16 @@ def test_halves_of_the_ring(comm):
 def test_many_exchanges_at_once(comm):
     """More than may be in flight, poked and not finished until the end, each with a tag of its own."""
     progress, vectors = (
-        Progress(in_flight=3),
+        ProgressEngine(in_flight=3),
         [np.full(5000 + index, comm.rank + index, np.float32) for index in range(9)],
     )
     for index, flat in enumerate(vectors):
-        progress.start(ring.allreduce(comm, flat, [], 0, len(flat), PlainWire(SEGMENT_BYTES), tag=1 + index))
-        progress.poke()
+        progress.start(host_ring.allreduce(comm, flat, [], 0, len(flat), PlainWire(SEGMENT_BYTES), tag=1 + index))
+        progress.progress()
     progress.finish()
     for index, flat in enumerate(vectors):
         np.testing.assert_array_equal(flat, 3 + 3 * index)
-    assert not progress.poke()
+    assert not progress.progress()
 
 
 def test_one_exchange_is_finished_while_others_go_on():
@@ -140,7 +142,7 @@ def test_one_exchange_is_finished_while_others_go_on():
         yield Condition(lambda: asked.append(name) or name in open_doors)
         ended.append(name)
 
-    progress = Progress(in_flight=2)
+    progress = ProgressEngine(in_flight=2)
     first, second, third = (progress.start(exchange(name)) for name in ("first", "second", "third"))
     progress.finish(first)
     assert ended == ["first"]
@@ -165,7 +167,7 @@ def test_exchanges_move_on_while_something_else_is_waited_for():
             yield Condition(lambda number=number: len(asked) > number)
 
     asked = []
-    progress = Progress()
+    progress = ProgressEngine()
     progress.start(exchange())
     progress.wait(Condition(lambda: asked.append(1) or len(seen) == 3))
     assert seen == [0, 1, 2]
@@ -178,14 +180,16 @@ def test_an_error_in_an_exchange_is_not_swallowed():
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        Progress().start(exchange())
+        ProgressEngine().start(exchange())
 
 
 def test_poking_follows_each_function():
     calls = []
-    functions = poking(SimpleNamespace(double=lambda x: calls.append("double") or 2 * x), lambda: calls.append("poke"))
+    functions = progressing(
+        SimpleNamespace(double=lambda x: calls.append("double") or 2 * x), lambda: calls.append("progress")
+    )
     assert functions.double(4) == 8
-    assert calls == ["double", "poke"]
+    assert calls == ["double", "progress"]
 
 
 @pytest.mark.ranks(1, 3)
@@ -209,14 +213,14 @@ def test_an_early_sum_waits_for_every_part_of_every_rank(comm):
 
 @pytest.mark.ranks(1, 2, 3)
 def test_an_allreduce_says_halfway_which_sums_are_complete(comm):
-    flat, said, progress = np.full(50, comm.rank + 1.0, np.float32), [], Progress()
+    flat, said, progress = np.full(50, comm.rank + 1.0, np.float32), [], ProgressEngine()
 
     def summed(start, stop):
         said.append((start, stop, flat[start:stop].tolist()))
 
-    progress.start(ring.allreduce(comm, flat, [], 3, 50, PlainWire(SEGMENT_BYTES), 2, summed))
+    progress.start(host_ring.allreduce(comm, flat, [], 3, 50, PlainWire(SEGMENT_BYTES), 2, summed))
     progress.finish()
-    start, stop = ring.own_chunk(comm.size, comm.rank, 3, 50)
+    start, stop = host_ring.own_chunk(comm.size, comm.rank, 3, 50)
     assert said == [(start, stop, [sum(range(1, comm.size + 1))] * (stop - start))]
 
 

@@ -31,9 +31,9 @@ def makes(kind):
 def cases():
     """Those that exchange while the model computes; the others are in tests/unit/test_strategies_in_threads.py."""
     for name, kind in STRATEGIES.items():
-        if kind.overlaps:
+        if kind.traits.overlaps:
             yield name, {"bucket_bytes": 400}
-        if kind.overlaps and kind.knows_nodes:
+        if kind.traits.overlaps and kind.traits.knows_nodes:
             yield name, {"bucket_bytes": 0, "wire": "bfloat16", "error_feedback": True}
 
 

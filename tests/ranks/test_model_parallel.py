@@ -37,7 +37,7 @@ def few(ranks):
     yield from (
         cut
         for cut in cuts(ranks, main, schedules=("1f1b",))
-        if cut.bucket_bytes or not STRATEGIES[cut.strategy].overlaps
+        if cut.bucket_bytes or not STRATEGIES[cut.strategy].traits.overlaps
     )
     yield from (cut for cut in cuts(ranks, main[:1], schedules=("gpipe",)) if cut.stages > 1)
     mixed = max((cut.copies > 1) + (cut.parts > 1) + (cut.stages > 1) for cut in cuts(ranks, main))

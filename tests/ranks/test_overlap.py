@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from dist.host import exchange
-from dist.progress import poking
+from dist.progress_engine import progressing
 from dist.ranges import cut
 from dist.waiting import Condition
 from dist.world import world_of
 from gpt2.config import GPT2Config
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
-from gpt2.optimizer import AdamW, AdamWSettings
+from gpt2.optimizer import AdamW, AdamWSettings, Clipping
 from gpt2.parameters import Layout, Parameters, initialize
 from strategies import STRATEGIES
 from tests.support.jobs import host_job
@@ -32,7 +32,7 @@ class Training:
 
     def __init__(self, world, name, max_norm=0.0, split=False, **options):
         self.layout = Layout(self.config, multiple_of=world.size)
-        self.buffers = STRATEGIES[name].buffers(world, self.layout.size, self.layout.ranges)
+        self.buffers = STRATEGIES[name].traits.buffers(world, self.layout.size, self.layout.ranges)
         self.parameters, gradients = (
             Parameters(self.layout, flat) for flat in (self.buffers.parameters, self.buffers.gradients)
         )
@@ -40,18 +40,18 @@ class Training:
             initialize(self.parameters, 3, self.buffers.filled)
         world.comm.Barrier()
         table = self.layout.by_name["wte"].shape
-        self.lookup = self.buffers.new_lookup(table, table[0]) if split else None
+        self.lookup = self.buffers.new_sparse_gradient(table, table[0]) if split else None
         self.state = []  # elements of each AdamW
         job = host_job(
             STRATEGIES[name],
-            world=world, buffers=self.buffers, new_optimizer=self._new_optimizer, max_norm=max_norm, tracer=Tracer(),
-            sum_of_squares=KERNELS.sum_of_squares, lookup=self.lookup,
+            world=world, buffers=self.buffers, new_optimizer=self._new_optimizer, clipping=Clipping(max_norm),
+            tracer=Tracer(), sum_of_squares=KERNELS.sum_of_squares, sparse=self.lookup,
             final_ranges=tuple(part for part in self.layout.final_ranges(split) if part[0] < part[1]), **options,
         )  # fmt: skip
         self.strategy = STRATEGIES[name](job)
         self.share = slice(*cut(self.global_batch, world.size)[world.rank])
         rows = (self.share.stop - self.share.start) // self.micro_steps
-        kernels = poking(KERNELS, self.strategy.poke)
+        kernels = progressing(KERNELS, self.strategy.progress)
         self.model = GPT2(
             kernels, self.parameters, gradients, rows, LENGTH, self.strategy.before_use, lookup=self.lookup
         )
@@ -65,7 +65,7 @@ class Training:
         if self.lookup:
             next_batch = batch if next_batch is None else next_batch
             self.lookup.begin(np.unique(batch[self.share]), np.unique(next_batch[self.share]))
-        loss, keeps = 0.0, self.strategy.keeps_gradients
+        loss, keeps = 0.0, self.strategy.traits.keeps_gradients
         for index, tokens in enumerate(np.split(batch[self.share], self.micro_steps)):
             loss += self.model.forward(tokens[:, :-1], tokens[:, 1:], 1.0 / (self.global_batch * LENGTH))
             final = [self.strategy.gradients_final] if not keeps or index == self.micro_steps - 1 else []
@@ -138,7 +138,7 @@ def test_a_third_of_the_state_is_replicated(comm):
         training = Training(world, "hierarchical-sharded", bucket_bytes=0)
         on_node = world.local_comm.allreduce(sum(training.state))
         expected = training.layout.size * (1 / 3 + 2 / 3 / len(sizes))
-        assert abs(on_node - expected) <= 2 * len(training.strategy.buckets) * len(training.strategy.lanes)
+        assert abs(on_node - expected) <= 2 * len(training.strategy.buckets) * len(training.strategy.rails)
         most = comm.allreduce(sum(training.state), max)
         assert most <= training.layout.size * (1 / 3 + 2 / 3 / len(sizes)) / min(sizes) + 50
 
@@ -159,12 +159,12 @@ class Gates:
 
 @pytest.mark.ranks(3)
 def test_nobody_uses_parameters_that_have_not_arrived(comm, monkeypatch):
-    """On the second node is a rank without a lane. The gathers are held, let go in the wrong order, and late: a rank
+    """On the second node is a rank without a rail. The gathers are held, let go in the wrong order, and late: a rank
     that did not wait would read the old values."""
     world = nodes_of(comm, [1, 2])
     expected, _ = train(world, "hierarchical-sharded", bucket_bytes=0)
-    gates = Gates(exchange.ring)
-    monkeypatch.setattr(exchange, "ring", gates)
+    gates = Gates(exchange.host_ring)
+    monkeypatch.setattr(exchange, "host_ring", gates)
     training = Training(world, "hierarchical-sharded", bucket_bytes=0)
     strategy, (first, *others) = training.strategy, training.layout.ranges
     for batch in TOKENS[:-1]:
@@ -178,12 +178,12 @@ def test_nobody_uses_parameters_that_have_not_arrived(comm, monkeypatch):
     first_stop, second_stop, *stops = (stop for _, stop in reversed(strategy.buckets))
     gates.let_go.add(second_stop)
     for _ in range(100):
-        strategy.poke()
-        assert not strategy.node.arrived(strategy.lanes, strategy.updated + 1).Test()
+        strategy.progress()
+        assert not strategy.node.arrived(strategy.rails, strategy.updated + 1).Test()
         time.sleep(1e-4)
     comm.Barrier()
-    if strategy.lane is not None:
-        time.sleep(0.02)  # meanwhile the rank without a lane already waits
+    if strategy.rail is not None:
+        time.sleep(0.02)  # meanwhile the rank without a rail already waits
         gates.let_go.add(first_stop)
     strategy.before_use(*first)
     np.testing.assert_array_equal(training.parameters.flat[slice(*first)], expected[slice(*first)])

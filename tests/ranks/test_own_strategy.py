@@ -23,7 +23,11 @@ SHAPE = ["--n-layer", 1, "--n-head", 1, "--n-embd", 16, "--context", 16, "--batc
 def write_strategy(path: Path, messages: str = "") -> Path:
     """The page's, in a file of its own."""
     path.parent.mkdir(exist_ok=True)
-    path.write_text(f"from dist.cost.stages import stage\n{CODE}{messages}" if messages else CODE)
+    code = CODE
+    if messages:
+        code = code.replace("class Chain", f"from dist.cost.stages import stage\n\n\n{messages}\n\nclass Chain")
+        code = code.replace("Traits(", "Traits(messages=messages, ")
+    path.write_text(code)
     return path
 
 

@@ -200,14 +200,14 @@ def test_phases_bytes_and_what_moves_on(comm, kind):
         seen.append((name, bytes))
         yield
 
-    parts = parts_of(comm, kind, phase=phase, poke=lambda: pokes.append(1))
+    parts = parts_of(comm, kind, phase=phase, progress=lambda: pokes.append(1))
     rows = values(comm.rank, (100, 200))
     if comm.rank == 0:
         time.sleep(DAWDLING_S)
     parts.sum(rows)
     assert pokes or comm.rank == 0
     pokes.clear()
-    parts.poke = lambda: pokes.append(2)
+    parts.progress = lambda: pokes.append(2)
     if comm.rank == 1:
         time.sleep(DAWDLING_S)
     parts.maximum(rows[0])

@@ -72,7 +72,7 @@ def cases(ranks):
     for name, kind in STRATEGIES.items():
         if name == "none":
             continue
-        if kind.overlaps:
+        if kind.traits.overlaps:
             yield ["--strategy", name, "--overlap", "--wire", "bfloat16"]
         else:
             yield ["--strategy", name]

@@ -51,16 +51,16 @@ def test_sums_come_to_their_owners_and_from_them_to_all(comm, monkeypatch):
         vector, ranges = everyone[comm.rank].copy(), ((60, 101), (0, 60))
         exchange = rooted.RootedExchange(comm, ranges, wire_format, placement, operation.op)
         for part in ranges:
-            exchange.progress.start(exchange.reduce_scatter(vector, *part))
-        exchange.progress.finish()
+            exchange.engine.start(exchange.reduce_scatter(vector, *part))
+        exchange.engine.finish()
         exact = np.sum(everyone, axis=0, dtype=np.float64)
         for part in ranges:
             own = slice(*exchange.own_part(*part))
             np.testing.assert_allclose(vector[own], exact[own], atol=1e-5 + close * comm.size)
             shared = np.full(size, np.nan, np.float32)
             shared[own] = vector[own]
-            exchange.progress.start(exchange.all_gather(shared, *part))
-            exchange.progress.finish()
+            exchange.engine.start(exchange.all_gather(shared, *part))
+            exchange.engine.finish()
             np.testing.assert_allclose(shared[slice(*part)], exact[slice(*part)], atol=1e-5 + close * comm.size)
             assert len(set(comm.allgather(shared.tobytes()))) == 1
         operation.close()

@@ -56,7 +56,7 @@ def pass_on(links, actions, shape, step=0, dawdle=lambda: None):
             rows[:] = np.nan
             links.receive(direction, rows)
             np.testing.assert_array_equal(rows, message(direction, source, i, step, shape))
-        links.poke()
+        links.progress()
         if has_target:
             rows[:] = message(direction, links.stage, i, step, shape)
             links.send(direction, rows)
@@ -125,15 +125,15 @@ def test_the_head_is_lent_and_its_gradient_returned(comm):
         if step != 1:
             links.begin(4, 4)
         if is_first:
-            links.lend_head(wte.reshape(-1, 1))
+            links.send_head(wte.reshape(-1, 1))
         if is_last:
-            links.borrow_head(borrowed)
+            links.receive_head(borrowed)
             links.wait_for_head()
             assert (borrowed[:, 0] == wte).all()
         if is_first:
-            links.take_head(returned)
+            links.receive_head(returned)
         if is_last:
-            links.return_head(dwte)
+            links.send_head(dwte)
         if step == 1:
             links.begin(4, 4)
         pass_on(links, actions_of("1f1b", links.stage, links.stages, 4), SHAPE, step)
@@ -169,7 +169,7 @@ def test_mistakes(comm):
     links = stages_of(comm, SHAPE)
     if comm.rank == 1:
         with pytest.raises(ValueError, match="stage 1 of 3 has no head"):
-            links.lend_head(np.zeros(3, np.float32))
+            links.send_head(np.zeros(3, np.float32))
         with pytest.raises(ValueError, match="stage 1 receives more than its step has"):
             links.receive(DOWN, np.zeros(SHAPE, np.float32))
         links.begin(1, 0)

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from dist.progress import poking
+from dist.progress_engine import progressing
 from dist.ranges import cut
 from dist.world import world_of
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2, no_hook
-from gpt2.optimizer import AdamW, AdamWSettings, clip_scale
+from gpt2.optimizer import AdamW, AdamWSettings, Clipping, clip_scale
 from gpt2.parameters import Layout, Parameters, initialize
-from strategies import STRATEGIES, Job
-from strategies.checks import check_exchange, check_server, worker_count
+from strategies import STRATEGIES
+from strategies.compatibility import check_exchange, check_server, worker_count
 from tests.support.jobs import host_job
 from traces import Tracer
 
@@ -51,10 +51,10 @@ def serial(steps=STEPS):
     return parameters.flat, losses, norms
 
 
-def new_strategy(world, name, **options):
+def new_strategy(world, name, outlier_z=0.0, **options):
     """(strategy, parameters, gradients) on the ranks of `world`; the gradient buffer starts full of junk."""
     layout = Layout(CONFIG, multiple_of=world.size)
-    buffers = STRATEGIES[name].buffers(world, layout.size, layout.ranges)
+    buffers = STRATEGIES[name].traits.buffers(world, layout.size, layout.ranges)
     parameters, gradients = Parameters(layout, buffers.parameters), Parameters(layout, buffers.gradients)
     if buffers.fills_parameters:
         initialize(parameters, 3, buffers.filled)
@@ -64,7 +64,7 @@ def new_strategy(world, name, **options):
     job = host_job(
         STRATEGIES[name],
         world=world, buffers=buffers, new_optimizer=lambda start, stop: AdamW(KERNELS, layout, start, stop, ADAMW),
-        sum_of_squares=KERNELS.sum_of_squares, max_norm=MAX_NORM, tracer=Tracer(),
+        sum_of_squares=KERNELS.sum_of_squares, clipping=Clipping(MAX_NORM, outlier_z), tracer=Tracer(),
         final_ranges=layout.final_ranges(), **options,
     )  # fmt: skip
     return STRATEGIES[name](job), parameters, gradients
@@ -77,7 +77,7 @@ def distributed(world, name, steps=STEPS, **options):
     assert strategy.workers == worker_count(options.get("server"), comm.size)
     if strategy.worker is not None:
         share = slice(*cut(GLOBAL_BATCH, strategy.workers)[strategy.worker])
-        kernels = poking(KERNELS, strategy.poke)
+        kernels = progressing(KERNELS, strategy.progress)
         model = GPT2(kernels, parameters, gradients, share.stop - share.start, LENGTH, strategy.before_use)
     losses, norms, early = [], [], None
     for batch in BATCHES[:steps]:
@@ -106,9 +106,9 @@ def cases(ranks):
     for name, strategy in STRATEGIES.items():
         if name != "none":
             yield name, {}
-        if strategy.overlaps:
+        if strategy.traits.overlaps:
             yield name, {"bucket_bytes": 1000}
-        if strategy.operations:
+        if strategy.traits.operations:
             yield name, {"op": "own"}
     if ranks > 1:
         yield "reduce-bcast", {"server": "dedicated"}
@@ -126,7 +126,7 @@ def test_every_strategy_is_one_serial_rank(comm):
     assert max(reference_norms) > MAX_NORM, "clipping must have been at work"
     assert comm.size == 1 or len(reference) % comm.size, "the parameter count must not divide"
     for name, options in cases(comm.size):
-        for world in placements(comm) if STRATEGIES[name].overlaps else [next(placements(comm))]:
+        for world in placements(comm) if STRATEGIES[name].traits.overlaps else [next(placements(comm))]:
             case = f"{name} {options} on {world.node_count} nodes"
             parameters, losses, norms, early = distributed(world, name, **options)
             others = comm.allgather(parameters.tobytes())
@@ -143,10 +143,11 @@ def test_every_strategy_is_one_serial_rank(comm):
 @pytest.mark.ranks(4)
 def test_bfloat16_on_the_wire_changes_little_and_the_same_everywhere(comm):
     reference, _, _ = serial()
-    for name, strategy in STRATEGIES.items():
-        if "bfloat16" not in strategy.wires:
+    for name, kind in STRATEGIES.items():
+        traits = kind.traits
+        if "bfloat16" not in traits.wires:
             continue
-        more = [{"error_feedback": True}] * strategy.error_feedback + [{"bucket_bytes": 1000}] * strategy.overlaps
+        more = [{"error_feedback": True}] * traits.error_feedback + [{"bucket_bytes": 1000}] * traits.overlaps
         for options in ({}, *more):
             world = world_of(comm, comm.Split(comm.rank // 2, comm.rank))
             parameters, *_ = distributed(world, name, wire="bfloat16", **options)
@@ -163,7 +164,7 @@ def test_mpis_collectives_give_the_serial_weights_on_more_ranks(comm):
     Nine ranks: tests/suites/test_virtual_cluster_training.py.
     """
     reference, losses, _ = serial(EARLY)
-    for name in [name for name, kind in STRATEGIES.items() if kind.operations]:
+    for name in [name for name, kind in STRATEGIES.items() if kind.traits.operations]:
         for options, most in (({}, 1e-6), ({"op": "own"}, 1e-6), ({"wire": "bfloat16"}, 2e-2)):
             world = world_of(comm, comm.Split(comm.rank // 2, comm.rank))
             parameters, found, *_ = distributed(world, name, EARLY, **options)
@@ -188,8 +189,10 @@ def test_optimizer_state_is_sharded(comm):
     world = next(placements(comm))
     for name in ("reduce-bcast", "sliced-in-turn", "reduce-scatter", "allreduce"):
         asked = []
-        buffers = STRATEGIES[name].buffers(world, 1056)
-        STRATEGIES[name](Job(world, buffers, lambda a, b, asked=asked: asked.append((a, b)), None, 1.0, None))
+        buffers = STRATEGIES[name].traits.buffers(world, 1056)
+        parts = dict.fromkeys(["sum_of_squares", "clipping", "tracer"])
+        new_optimizer = lambda start, stop, asked=asked: asked.append((start, stop))  # noqa: E731
+        STRATEGIES[name](host_job(STRATEGIES[name], world, buffers=buffers, new_optimizer=new_optimizer, **parts))
         held[name] = comm.allgather(asked)
     thirds = [[(0, 352)], [(352, 704)], [(704, 1056)]]
     assert held["sliced-in-turn"] == held["reduce-scatter"] == thirds

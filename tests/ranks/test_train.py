@@ -340,7 +340,7 @@ def test_auto_takes_a_strategy_and_says_why(comm, shared_path, capsys):
     run = shared_path / "run"
     train_here(start_world(), run, *SMALL, "--strategy", "auto", "--wire", "bfloat16", "--steps", 2)
     chosen = json.loads((run / "config.json").read_text())["settings"]["strategy"]
-    assert "bfloat16" in STRATEGIES[chosen].wires
+    assert "bfloat16" in STRATEGIES[chosen].traits.wires
     printed = capsys.readouterr().out
     assert comm.rank or printed.count("--strategy auto takes ") == 1
     why = "one rank exchanges nothing" if comm.size == 1 else "it makes a step "

@@ -5,14 +5,14 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dist.progress import poking
+from dist.progress_engine import progressing
 from dist.ranges import cut
 from dist.sharded import ShardedGradients, Slots
 from dist.world import world_of
 from gpt2.config import GPT2Config
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
-from gpt2.optimizer import AdamW, AdamWSettings, clip_scale
+from gpt2.optimizer import AdamW, AdamWSettings, Clipping, clip_scale
 from gpt2.parameters import Layout, Parameters, initialize
 from strategies import STRATEGIES
 from tests.support.jobs import host_job
@@ -32,18 +32,19 @@ class Training:
     def __init__(self, comm, name, config, batch_size, length, **options):
         world = world_of(comm, comm.Split(0, comm.rank))
         self.layout = Layout(config, multiple_of=world.size)
-        buffers = STRATEGIES[name].buffers(world, self.layout.size, self.layout.ranges)
+        buffers = STRATEGIES[name].traits.buffers(world, self.layout.size, self.layout.ranges)
         self.parameters = Parameters(self.layout, buffers.parameters)
         self.gradients = Parameters(self.layout, buffers.gradients)
         initialize(self.parameters, 3, buffers.filled)
         job = host_job(
             STRATEGIES[name], segment_bytes=1 << 20,
-            world=world, buffers=buffers, sum_of_squares=KERNELS.sum_of_squares, max_norm=0.3, tracer=Tracer(),
+            world=world, buffers=buffers, sum_of_squares=KERNELS.sum_of_squares, clipping=Clipping(0.3),
+            tracer=Tracer(),
             new_optimizer=lambda start, stop: AdamW(KERNELS, self.layout, start, stop, ADAMW),
             final_ranges=self.layout.final_ranges(), **options,
         )  # fmt: skip
         self.strategy = STRATEGIES[name](job)
-        kernels = poking(KERNELS, self.strategy.poke)
+        kernels = progressing(KERNELS, self.strategy.progress)
         before = tracemalloc.get_traced_memory()[0]
         self.model = GPT2(kernels, self.parameters, self.gradients, batch_size, length, self.strategy.before_use)
         self.model_bytes = tracemalloc.get_traced_memory()[0] - before
@@ -53,7 +54,7 @@ class Training:
         loss = 0.0
         for index, tokens in enumerate(micro_batches):
             loss += self.model.forward(tokens[:, :-1], tokens[:, 1:], scale) * scale
-            keeps = self.strategy.keeps_gradients
+            keeps = self.strategy.traits.keeps_gradients
             final = [self.strategy.gradients_final] if not keeps or index == len(micro_batches) - 1 else []
             self.model.backward(keeps and index > 0, *final)
         return loss, self.strategy.update(lr)

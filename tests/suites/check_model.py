@@ -10,16 +10,18 @@ strategy that exchanges whole vectors does so in turns, as in bench_exchange.py.
 
 import json
 import statistics
+import time
 
 import numpy as np
 
 from dist.buffers import OwnBuffers
 from dist.cost.model import Cluster, Prediction, lower_bound_s, predict
 from dist.cost.mpi_choices import UnknownChoice, library_key
-from dist.probe.links import probe_links, probe_local_rates, segment_bytes
+from dist.mpi import MPI
+from dist.probe.links import probe_links, segment_bytes
 from dist.probe.ports import Ports
 from dist.wire import WIRE_BYTES, WireFormat
-from dist.world import library_name, start_world
+from dist.world import World, library_name, start_world
 from gpt2.errors import UserError
 from scripts.bench_exchange import exchange_parser
 from scripts.exchange_bench.contenders import chosen_makers, makers
@@ -30,6 +32,7 @@ from scripts.settings.units import duration_s
 from strategies import STRATEGIES
 
 DEFAULT_LATENCY_S = 50e-6
+LOCAL_BYTES, LOCAL_ROUNDS = 8 << 20, 5
 
 
 def main():
@@ -81,6 +84,32 @@ def probed_cluster(settings, world) -> Cluster:
     return Cluster(placement, *rates, latency_s, nominal=False, **local_rates)
 
 
+def probe_local_rates(world: World) -> dict[str, float]:
+    """Return {"local_rate", "local_reduce_rate", "add_rate"} of dist.cost.model.Cluster, in bytes/s. Collective.
+
+    All ranks work at once: an addition takes long where ranks that wait in MPI share its core.
+    """
+    vector, other = np.ones(LOCAL_BYTES // 4, np.float32), np.ones(LOCAL_BYTES // 4, np.float32)
+    works = {
+        "local_rate": lambda: world.local_comm.Bcast(vector),
+        "local_reduce_rate": lambda: world.local_comm.Reduce(vector, other),
+        "add_rate": lambda: np.add(vector, other, out=vector),
+    }
+    seconds = {name: [] for name in works}
+    for _ in range(LOCAL_ROUNDS + 1):
+        for name, work in works.items():
+            world.comm.Barrier()  # waiting ranks spin, as they do in an exchange
+            start = time.perf_counter()
+            work()
+            seconds[name].append(time.perf_counter() - start)
+        vector.fill(1.0)
+    shares = world.comm.allreduce(world.local_size, MPI.MAX) > 1
+    own = [statistics.median(values[1:]) for values in seconds.values()]
+    slowest = [world.comm.allreduce(value, MPI.MAX) for value in own]
+    rates = {name: LOCAL_BYTES / value for name, value in zip(seconds, slowest, strict=True)}
+    return rates if shares else {"add_rate": rates["add_rate"]}
+
+
 def compare(world, cluster: Cluster, names: list[str], size_bytes: int, repeat: int) -> dict:
     """{"bytes", "strategies": {name: {"measured_s", "predicted_s", "deviation", ...}}}. Collective."""
     size = vector_size(size_bytes, world.size)
@@ -122,7 +151,7 @@ def predicted(cluster: Cluster, name: str, size_bytes: int) -> Prediction:
     strategy, _, form = name.partition("/")
     item = WIRE_BYTES.get(form, FLOAT32)
     size = size_bytes // FLOAT32 * item
-    messages, library = STRATEGIES[strategy].messages, library_key(library_name())
+    messages, library = STRATEGIES[strategy].traits.messages, library_key(library_name())
     return predict(messages, cluster, size, library, item, own_operation=form == "own")
 
 

@@ -171,20 +171,7 @@ def test_train_names_a_rank_and_logs_the_slowest(tmp_path):
         "        if start == 0 and self.comm.rank == 1: time.sleep(1.7 if self.step == 3 else 0.02)\n"
         "STRATEGIES['allreduce'] = Late\ntrain.main()\n"
     )
-    flags = [
-        "--n-layer",
-        "1",
-        "--n-head",
-        "2",
-        "--n-embd",
-        "16",
-        "--context",
-        "16",
-        "--steps",
-        "6",
-        "--stall-after",
-        "1",
-    ]
+    flags = ["--n-layer=1", "--n-head=2", "--n-embd=16", "--context=16", "--steps=6", "--stall-after=1"]
     out = tmp_path / "run"
     command = [sys.executable, str(program), *flags, "--strategy", "allreduce", "--eval-every", "0", "--out", str(out)]
     result = launch(2, command, cwd=ROOT)

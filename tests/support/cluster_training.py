@@ -16,7 +16,7 @@ from tests.ranks.test_strategies import cases, distributed, serial
 from tests.unit import test_split_embedding
 
 STEPS = 2
-SPLITTING = [name for name, kind in STRATEGIES.items() if kind.splits_embedding]
+SPLITTING = [name for name, kind in STRATEGIES.items() if kind.traits.splits_embedding]
 
 
 def all_cases(ranks):

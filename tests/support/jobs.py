@@ -1,19 +1,18 @@
 """A strategy's job in host memory, for tests that make one without training's help."""
 
-from functools import cache, partial
+from functools import cache
 
 from dist.host.operation import new_operation
 from dist.mpi import MPI
 from dist.wire import WireFormat
-from strategies import STRATEGIES, Job, Strategy
-from strategies.checks import operation_of
+from strategies import STRATEGIES, Job
+from strategies.compatibility import operation_of
 
 
-def host_job(kind: type[Strategy], wire="float32", error_feedback=False, segment_bytes=100, op=None, **parts) -> Job:
+def host_job(kind, world, wire="float32", error_feedback=False, segment_bytes=100, op=None, **parts) -> Job:
     """Job(**parts) with the strategy's exchange, in small segments."""
     wire_format = WireFormat(wire, segment_bytes, error_feedback, operation_of(wire, op))
-    exchange = partial(kind.host_exchange, wire_format=wire_format)
-    return Job(new_exchange=exchange, operation=kept_operation(wire_format), new_wire=wire_format.new, **parts)
+    return Job(**kind.traits.in_host_memory(world, wire_format, kept_operation(wire_format)), **parts)
 
 
 @cache  # freed by no test: MPI's end does it
@@ -24,4 +23,4 @@ def kept_operation(wire_format: WireFormat):
 
 def with_own_messages() -> list[str]:
     """The strategies whose messages are our own, which --wire and --overlap shape."""
-    return [name for name, kind in STRATEGIES.items() if kind.overlaps]
+    return [name for name, kind in STRATEGIES.items() if kind.traits.overlaps]

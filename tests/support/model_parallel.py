@@ -8,7 +8,7 @@ import numpy as np
 
 from dist.mesh import make_mesh
 from dist.parts import new_parts
-from dist.progress import poking
+from dist.progress_engine import progressing
 from dist.stage_links import StageLinks
 from dist.waiting import sum_everywhere
 from dist.world import World
@@ -17,7 +17,7 @@ from gpt2.data.windows import Windows
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
 from gpt2.model_shards import ONE_SHARD, model_shards
-from gpt2.optimizer import AdamW, AdamWSettings, clip_scale
+from gpt2.optimizer import AdamW, AdamWSettings, Clipping, clip_scale
 from gpt2.parallel_model import ParallelGPT2
 from gpt2.parameters import Layout, Parameters, initialize
 from gpt2.pipeline import SCHEDULES, most_in_flight
@@ -99,7 +99,7 @@ class Training:
         self.mesh = make_mesh(world, cut.parts, cut.stages)
         shard = model_shards(cut.stage_layers, cut.parts)[self.mesh.stage * cut.parts + self.mesh.part]
         self.layout, kind = Layout(problem.config, self.mesh.data_world.size, shard), STRATEGIES[cut.strategy]
-        self.buffers = kind.buffers(self.mesh.data_world, self.layout.size, self.layout.held_ranges)
+        self.buffers = kind.traits.buffers(self.mesh.data_world, self.layout.size, self.layout.held_ranges)
         self._new_partners(micro_batch)
         views = self._filled_views()
         strategy, micro_steps = kind(self._job(kind)), problem.global_batch // (micro_batch * cut.copies)
@@ -107,12 +107,12 @@ class Training:
         self.strategy = ModelSync(strategy, KERNELS, *views, parts, stage_links, micro_steps)
         actions = SCHEDULES[cut.schedule](self.mesh.stage, cut.stages, micro_steps)
         self.model = ParallelGPT2(
-            poking(KERNELS, self.strategy.poke), *views, micro_batch, problem.length, self.parts,
+            progressing(KERNELS, self.strategy.progress), *views, micro_batch, problem.length, self.parts,
             before_use=self.strategy.before_use, in_flight=most_in_flight(actions),
         )  # fmt: skip
         self.worker = Worker(
             self.model, problem.windows, problem.windows, actions, strategy.worker, strategy.workers, self.tracer,
-            strategy.keeps_gradients, self.stage_links,
+            strategy.traits.keeps_gradients, self.stage_links,
         )  # fmt: skip
         self.steps_made = 0
 
@@ -138,9 +138,9 @@ class Training:
         return host_job(
             kind, world=mesh.data_world, buffers=self.buffers,
             new_optimizer=lambda start, stop: AdamW(KERNELS, layout, start, stop, problem.adamw),
-            sum_of_squares=KERNELS.sum_of_squares, max_norm=problem.max_norm, tracer=self.tracer,
+            sum_of_squares=KERNELS.sum_of_squares, tracer=self.tracer,
             final_ranges=tuple(part for part in layout.final_ranges() if part[0] < part[1]),
-            bucket_bytes=self.cut.bucket_bytes, over_model=self._over_model,
+            bucket_bytes=self.cut.bucket_bytes, clipping=Clipping(problem.max_norm, over_model=self._over_model),
         )  # fmt: skip
 
     def _over_model(self, squares):
@@ -194,7 +194,7 @@ def cuts(ranks: int, strategies=None, schedules=tuple(SCHEDULES)):
                 continue
             for name in strategies or [name for name in STRATEGIES if name != "none"]:
                 for schedule in schedules if stages > 1 else schedules[:1]:
-                    for bucket_bytes in (None, 1000) if STRATEGIES[name].overlaps else (None,):
+                    for bucket_bytes in (None, 1000) if STRATEGIES[name].traits.overlaps else (None,):
                         yield Cut(copies, parts, stages, name, schedule, bucket_bytes)
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dist.host.tree import double_tree
+from dist.host.host_tree import double_tree
 
 
 def depth(parents, rank):

@@ -119,7 +119,7 @@ def test_thousands_of_nodes():
     large += ["--parameters", "1.5B"]
     report = answer(*large, "--compute-ms", "400", "--transport", "rdma", "--memory-rate", "300")
     rows = {row["strategy"]: row for row in report["strategies"]}
-    assert rows.keys() >= {name for name, kind in STRATEGIES.items() if kind.exchanges}
+    assert rows.keys() >= {name for name, kind in STRATEGIES.items() if kind.traits.exchanges}
     assert rows["hierarchical"]["times_bound"] < rows["ring"]["times_bound"] < rows["reduce-bcast"]["times_bound"]
 
 

@@ -67,7 +67,7 @@ def choose(monkeypatch):
 
 
 def exchange_s(kind, cluster, training) -> float:
-    return auto.predicted_exchange(kind, cluster, training, "mpich").seconds if kind.messages else 1e-3
+    return auto.predicted_exchange(kind, cluster, training, "mpich").seconds if kind.traits.messages else 1e-3
 
 
 def test_between_nodes_overlap_is_taken_where_it_pays(choose):
@@ -114,7 +114,8 @@ def test_where_the_model_knows_nothing_all_are_tried(choose, monkeypatch):
     def unknown(*arguments):
         raise UnknownChoice("an MPI of nobody's")
 
-    monkeypatch.setattr(STRATEGIES["ring"], "messages", None)
+    ring = STRATEGIES["ring"]
+    monkeypatch.setattr(ring, "traits", ring.traits.changed(messages=None))
     monkeypatch.setattr("scripts.prediction.predictor.predicted_exchange", unknown)
     monkeypatch.setattr(auto, "predicted_exchange", unknown)
     times = {"ring": 0.5}
@@ -133,13 +134,13 @@ def test_what_the_flags_say_is_kept():
     assert ("reduce-scatter", True) not in names()
     assert all(overlap for _, overlap in names("--overlap"))
     assert not any(overlap for _, overlap in names("--no-overlap"))
-    assert all("bfloat16" in STRATEGIES[name].wires for name, _ in names("--wire", "bfloat16"))
+    assert all("bfloat16" in STRATEGIES[name].traits.wires for name, _ in names("--wire", "bfloat16"))
     kept = names("--wire", "bfloat16", "--error-feedback")
     assert kept
-    assert all(STRATEGIES[name].error_feedback for name, _ in kept)
+    assert all(STRATEGIES[name].traits.error_feedback for name, _ in kept)
     own = names("--op", "own")
     assert own
-    assert all("own" in STRATEGIES[name].operations for name, _ in own)
+    assert all("own" in STRATEGIES[name].traits.operations for name, _ in own)
 
 
 def test_overlap_is_open_with_auto_alone():

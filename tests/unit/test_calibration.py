@@ -244,7 +244,7 @@ def test_the_errors_are_those_of_the_measured_exchanges():
     for row in rows:
         measured = {name: one["measured_ms"] for name, one in row["strategies"].items()}
         steps = {name: (ms, ms * (1 + row["strategies"][name]["deviation"])) for name, ms in measured.items()}
-        calls = {name: [] if "bfloat16" in STRATEGIES[name].wires else ["a call"] for name in steps}
+        calls = {name: [] if "bfloat16" in STRATEGIES[name].traits.wires else ["a call"] for name in steps}
         for own, other in permutations(steps, 2):
             predicted = [step(name, steps[name][1], calls[name], compute_s=0.0) for name in (own, other)]
             own_s = steps[own][0]

@@ -16,7 +16,7 @@ RATE, SIZE = 50e6, 8_000_000
 
 def seconds(strategy, placement, latency_s=0.0, size=SIZE, **others):
     cluster = Cluster(placement, RATE, RATE, latency_s, nominal=False, **{"add_rate": 1e15} | others)
-    return predict(STRATEGIES[strategy].messages, cluster, size).seconds
+    return predict(STRATEGIES[strategy].traits.messages, cluster, size).seconds
 
 
 @pytest.mark.parametrize(("ranks", "levels"), [(2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4), (16, 4), (17, 5)])
@@ -25,7 +25,7 @@ def test_a_tree_waits_for_each_level_up_and_down(ranks, levels):
     for strategy, steps in (("tree", 2 * levels), ("ring", 2 * (ranks - 1))):
         late, prompt = (seconds(strategy, list(range(ranks)), latency_s) for latency_s in (1e-3, 0.0))
         assert late - prompt == pytest.approx(steps * 1e-3)
-        found = predict(STRATEGIES[strategy].messages, Cluster(list(range(ranks)), RATE, RATE, 0.0), SIZE)
+        found = predict(STRATEGIES[strategy].traits.messages, Cluster(list(range(ranks)), RATE, RATE, 0.0), SIZE)
         assert found.steps == steps
 
 
@@ -55,9 +55,9 @@ def test_a_few_roots_stand_for_all(placement, monkeypatch):
     """The bytes of all calls together are theirs, and those of each port nearly."""
 
     def traffic():
-        stages, _ = message_schedule(STRATEGIES["sliced-in-turn"].messages, placement, 40_000 * len(placement))
+        stages, _ = message_schedule(STRATEGIES["sliced-in-turn"].traits.messages, placement, 40_000 * len(placement))
         steps = predict(
-            STRATEGIES["sliced-in-turn"].messages, Cluster(placement, RATE, RATE, 0.0), 40_000 * len(placement)
+            STRATEGIES["sliced-in-turn"].traits.messages, Cluster(placement, RATE, RATE, 0.0), 40_000 * len(placement)
         ).steps
         return np.array(node_traffic(stages, placement)), steps
 
@@ -71,7 +71,7 @@ def test_a_few_roots_stand_for_all(placement, monkeypatch):
 
 def test_blocks_of_a_reduce_scatter_are_alike_and_hold_all():
     """400,001 elements on 4 ranks are blocks of 100,001: each port carries 3 of them in each half."""
-    stages, _ = message_schedule(STRATEGIES["reduce-scatter"].messages, [0, 1, 2, 3], 4 * 400_001)
+    stages, _ = message_schedule(STRATEGIES["reduce-scatter"].traits.messages, [0, 1, 2, 3], 4 * 400_001)
     into, out = node_traffic(stages, [0, 1, 2, 3])
     assert into.tolist() == out.tolist() == [2 * 3 * 100_001 * 4] * 4
 

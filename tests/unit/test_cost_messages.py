@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dist.cost.mpi_algorithms import linear_reduce, ring_rounds, scattered_bcast
-from dist.cost.mpi_calls import Call, Group
+from dist.cost.mpi_calls import CallGroup, MpiCall
 from dist.cost.mpi_choices import library_key
 from dist.cost.ports import Links
 from dist.cost.replay import replay_seconds
@@ -13,7 +13,7 @@ from scripts.prediction.predictor import advice_sentence
 
 
 def call(ranks, size, **more):
-    return Call("openmpi", "reduce", Group(np.arange(ranks), np.arange(ranks)), size, 4, **more)
+    return MpiCall("openmpi", "reduce", CallGroup(np.arange(ranks), np.arange(ranks)), size, 4, **more)
 
 
 @pytest.mark.parametrize(

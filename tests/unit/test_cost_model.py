@@ -17,11 +17,11 @@ RATE = 50e6
 
 def predict(strategy, *arguments):
     """What the model says of a strategy's declared messages."""
-    return predict_messages(STRATEGIES[strategy].messages, *arguments)
+    return predict_messages(STRATEGIES[strategy].traits.messages, *arguments)
 
 
 def memory_of(strategy, *arguments):
-    return STRATEGIES[strategy].memory.of_rank(*arguments)
+    return STRATEGIES[strategy].traits.memory.of_rank(*arguments)
 
 
 def cluster(placement, rate=RATE, **others):
@@ -107,7 +107,7 @@ def test_thousands_of_nodes():
     large = Cluster(np.arange(4096 * 8) // 8, 25e9, 25e9, 3e-6)
     size = 4 * 1_500_000_000
     bound_bytes = 2 * 4095 / 4096 * size
-    for strategy in (name for name, kind in STRATEGIES.items() if kind.exchanges):
+    for strategy in (name for name, kind in STRATEGIES.items() if kind.traits.exchanges):
         prediction = predict(strategy, large, size)
         assert prediction.bytes_in.sum() == prediction.bytes_out.sum()
         assert prediction.bytes_in.max() > 0.999 * bound_bytes or strategy == "sliced-in-turn"

@@ -1,14 +1,13 @@
 """A split embedding in the cost model: bytes and seconds of its rows, worked out by hand, and what is all-reduced."""
 
 from dataclasses import replace
-from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from dist.cost.model import Cluster, predict_rows
-from dist.cost.overlap import BUCKET_BYTES, Timed, Training, least_all_reduced, of_buckets
-from dist.cost.rows import Rows, node_rows_everywhere, node_rows_to_owners, rows_everywhere
+from dist.cost.overlap import BUCKET_BYTES, Training, of_buckets
+from dist.cost.sparse_rows import Rows, node_rows_everywhere, node_rows_to_owners, rows_everywhere
 from dist.cost.stages import node_traffic
 from gpt2.config import GPT2Config
 from gpt2.parameters import Layout
@@ -43,7 +42,7 @@ def test_of_many_nodes_each_carries_as_much(monkeypatch):
     placement, rows = np.arange(9), Rows(3, (90,) * 9, (90,) * 9, 540)
     for messages in (node_rows_to_owners, node_rows_everywhere, rows_everywhere):
         each = np.array(node_traffic(messages(placement, rows), placement.tolist()))
-        monkeypatch.setattr("dist.cost.rows.MOST_MEMBERS", 8)
+        monkeypatch.setattr("dist.cost.sparse_rows.MOST_MEMBERS", 8)
         few = messages(placement, rows)
         assert all(len(stage.size) == 9 for stage in few)
         np.testing.assert_allclose(node_traffic(few, placement.tolist()), each, rtol=0.01)
@@ -72,21 +71,6 @@ def test_a_whole_embedding_shows_and_a_split_one_shows_its_rows():
     sliced = predicted_step(STRATEGIES["sliced"], cluster, replace(training, rows=rows), "mpich")
     assert sliced.rows is None, "it exchanges whole ranges"
     assert sliced.overlap == of_buckets(training, beside=1.0)
-
-
-@pytest.mark.parametrize(
-    ("compute_s", "micro_steps", "part"),
-    [
-        (30.0, 1, 0), (18.0, 1, 0),  # a third of it is forward: as long as the gathered half, if that lasts 6 s
-        (15.0, 1, "1/6"), (12.0, 1, "1/3"), (10.0, 1, "1/3"), (8.0, 1, "1/3"),
-        (7.0, 1, "1/6"), (6.0, 1, 0),  # two thirds are backward: as long as the other half, if that lasts 4 s
-        (24.0, 2, "1/3"), (0.0, 1, 0),
-    ],
-)  # fmt: skip
-def test_as_little_is_all_reduced_as_hides(compute_s, micro_steps, part):
-    """Of an exchange of 10 s, a fifth more or less."""
-    found = least_all_reduced(Timed(10.0, compute_s, micro_steps))
-    assert float(found) == pytest.approx(float(Fraction(part)), abs=1 / 48)
 
 
 def test_the_rows_of_a_batch_on_other_ranks():

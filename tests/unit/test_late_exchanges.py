@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dist.host import exchange, ring, tree
+from dist.host import exchange, host_ring, host_tree
 from dist.host.exchange import RingExchange, TreeExchange
 from dist.wire import WireFormat
 from tests.support.thread_ranks import Post
@@ -27,7 +27,7 @@ def run(post, exchanges, begin):
     for rank, one in enumerate(exchanges):
         begin(one, rank)
     for _ in range(MOST_TURNS):
-        if not any([one.progress.poke() for one in exchanges]):
+        if not any([one.engine.progress() for one in exchanges]):
             break
     else:
         pytest.fail("the exchange hangs")
@@ -83,7 +83,7 @@ def halves_results(ranks, size, wire, seed, most):
 
     def begin(one, rank):
         for part in ranges:
-            one.progress.start(one.reduce_scatter(vectors[rank], *part))
+            one.engine.start(one.reduce_scatter(vectors[rank], *part))
 
     run(post, rings, begin)
     for one, vector in zip(rings, vectors, strict=True):
@@ -95,7 +95,7 @@ def halves_results(ranks, size, wire, seed, most):
 
     def gather(one, rank):
         for part in ranges:
-            one.progress.start(one.all_gather(vectors[rank], *part))
+            one.engine.start(one.all_gather(vectors[rank], *part))
 
     run(post, rings, gather)
     return vectors
@@ -136,12 +136,12 @@ def test_what_is_gathered_does_not_mix_with_what_is_fed_back(ranks):
     post, size = Post(ranks, 1), 50
     rings = [RingExchange(comm, [(0, size)], WIRES[1]) for comm in post.comms()]
     sums = [np.linspace(1, 2, size, dtype=np.float32) for _ in rings]
-    run(post, rings, lambda one, rank: one.progress.start(one.reduce_scatter(sums[rank], 0, size)))
+    run(post, rings, lambda one, rank: one.engine.start(one.reduce_scatter(sums[rank], 0, size)))
     errors = [one.errors.copy() for one in rings]
     assert all(error.any() for error in errors)
     parameters = np.linspace(3, 5, size, dtype=np.float32)
     vectors = [parameters.copy() for _ in rings]
-    run(post, rings, lambda one, rank: one.progress.start(one.all_gather(vectors[rank], 0, size)))
+    run(post, rings, lambda one, rank: one.engine.start(one.all_gather(vectors[rank], 0, size)))
     for one, before, vector in zip(rings, errors, vectors, strict=True):
         np.testing.assert_array_equal(vector, parameters.astype(ml_dtypes.bfloat16).astype(np.float32))
         np.testing.assert_array_equal(one.errors, before)
@@ -184,7 +184,7 @@ def without_wait(module: ModuleType, number: int) -> ModuleType:
 
 WAITS = [
     (module, number, wait.lineno)
-    for module in (ring, tree)
+    for module in (host_ring, host_tree)
     for number, wait in enumerate(waits_of(ast.parse(inspect.getsource(module))))
 ]
 
@@ -193,13 +193,13 @@ WAITS = [
 def test_no_wait_can_be_left_out(module, number, line, monkeypatch):
     name = module.__name__.rpartition(".")[2]
     monkeypatch.setattr(exchange, name, without_wait(module, number))
-    cases = (ring_results, halves_results) if module is ring else (tree_results,)
+    cases = (ring_results, halves_results) if module is host_ring else (tree_results,)
     with pytest.raises((AssertionError, IndexError)):  # or what was sent is not there yet
         list(map(assert_sums, cases, (4, 4), (301, 301), WIRES[:1] * 2, (1, 1)))
 
 
 def test_there_are_waits_to_leave_out():
-    assert [sum(module is each for each, *_ in WAITS) for module in (ring, tree)] == [4, 5]
+    assert [sum(module is each for each, *_ in WAITS) for module in (host_ring, host_tree)] == [4, 5]
 
 
 class Sent:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from dist.buffers import NodeBuffers
-from dist.cost.rows import Rows, node_rows_everywhere, node_rows_to_owners
+from dist.cost.sparse_rows import Rows, node_rows_everywhere, node_rows_to_owners
 from dist.cost.stages import node_traffic
-from dist.host import rows as rows_module
-from dist.host.rows import AHEAD, RowExchange, boxes, segments_bytes
-from dist.progress import Progress
+from dist.host import sparse_exchange
+from dist.host.sparse_exchange import AHEAD, SparseExchange, boxes, segments_bytes
+from dist.progress_engine import ProgressEngine
 from dist.ranges import cut_range
 from tests.support.thread_ranks import run_ranks, share_memory
 
@@ -23,7 +23,7 @@ SIZE = ROWS * WIDTH
 @pytest.fixture(autouse=True)
 def _shared_in_process(monkeypatch):
     share_memory(monkeypatch)
-    monkeypatch.setattr(rows_module, "SEGMENT_BYTES", 4 * WIDTH * 2)
+    monkeypatch.setattr(sparse_exchange, "SEGMENT_BYTES", 4 * WIDTH * 2)
 
 
 def looked_up(rank, step=0):
@@ -53,9 +53,9 @@ class Ranks:
 
     def __init__(self, world, cuts):
         self.buffers = NodeBuffers(world, SIZE)
-        self.lookup, self.rank = self.buffers.new_lookup((ROWS, WIDTH), ROWS), world.rank
-        lane = world.comm.Split(world.local_rank, world.node)
-        self.rows = RowExchange(lane, self.lookup, stretches(world.node_count, cuts))
+        self.lookup, self.rank = self.buffers.new_sparse_gradient((ROWS, WIDTH), ROWS), world.rank
+        rail = world.comm.Split(world.local_rank, world.node)
+        self.rows = SparseExchange(rail, self.lookup, stretches(world.node_count, cuts))
         self.is_leader, self.comm = world.local_rank == 0, world.comm
 
     def step(self, step=0):
@@ -65,7 +65,7 @@ class Ranks:
         self.comm.Barrier()
 
     def run(self, exchange):
-        progress = Progress()
+        progress = ProgressEngine()
         if self.is_leader:
             progress.start(exchange)
             progress.finish()
@@ -161,18 +161,18 @@ def test_as_many_bytes_are_sent_as_the_cost_model_says(messages):
 
 def test_an_exchange_holds_some_segments_beside_the_rows(monkeypatch):
     count, width = 1000, 640
-    monkeypatch.setattr(rows_module, "SEGMENT_BYTES", 20 * 4 * width)
+    monkeypatch.setattr(sparse_exchange, "SEGMENT_BYTES", 20 * 4 * width)
     ids = np.arange(count, dtype="i4")
     flats = np.zeros((2, count * width), np.float32)
 
     def program(world):
-        lookup = NodeBuffers(world, 1).new_lookup((count, width), count)
+        lookup = NodeBuffers(world, 1).new_sparse_gradient((count, width), count)
         lookup.begin(ids, ids)
         world.comm.Barrier()
         if world.rank == 0:
             tracemalloc.start()
         world.comm.Barrier()
-        rows, progress = RowExchange(world.comm, lookup, halves), Progress()
+        rows, progress = SparseExchange(world.comm, lookup, halves), ProgressEngine()
         for exchange in (rows.everywhere(flats[world.rank]), rows.fetch(flats[world.rank], lookup.next_rows())):
             progress.start(exchange)
             progress.finish()

@@ -6,10 +6,10 @@ import pytest
 from dist.cost.messages import message_schedule
 from dist.cost.model import Cluster, stage_seconds
 from dist.cost.mpi_algorithms import pairwise_reduce_scatter
-from dist.cost.mpi_calls import Call, Group
+from dist.cost.mpi_calls import CallGroup, MpiCall
 from dist.cost.mpi_choices import ALGORITHMS, CHOICES, UnknownChoice
 from dist.cost.stages import node_traffic, stage
-from dist.host.tree import double_tree
+from dist.host.host_tree import double_tree
 from dist.wire import WIRE_BYTES
 from strategies import STRATEGIES
 from tests.support.simulated_ranks import MPICH_RUNS, RUNS, Ranks, depth, leaders_of, run_rabenseifner_allreduce
@@ -26,12 +26,12 @@ PLACEMENTS = {
 }
 
 
-EXCHANGING = [name for name, kind in STRATEGIES.items() if kind.exchanges]
+EXCHANGING = [name for name, kind in STRATEGIES.items() if kind.traits.exchanges]
 
 
 def schedule(strategy, *arguments):
     """(stages, names) of a strategy's declared messages."""
-    return message_schedule(STRATEGIES[strategy].messages, *arguments)
+    return message_schedule(STRATEGIES[strategy].traits.messages, *arguments)
 
 
 @pytest.mark.parametrize("size", range(1, 71))
@@ -99,7 +99,9 @@ def test_mpich_sums_among_leaders(placement):
 def test_alike_rounds_of_pairwise_stand_for_each_other():
     """65 ranks, 3 a node: bytes and seconds of all 64 rounds."""
     nodes, count = np.arange(65) // 3, 65
-    short = pairwise_reduce_scatter(Call("mpich", "reduce_scatter_block", Group(np.arange(count), nodes), 65_000, 4))
+    short = pairwise_reduce_scatter(
+        MpiCall("mpich", "reduce_scatter_block", CallGroup(np.arange(count), nodes), 65_000, 4)
+    )
     assert len(short) < 10
     into, out = np.zeros(22, int), np.zeros(22, int)
     seconds = 0.0

@@ -5,17 +5,17 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dist.host import rows
+from dist.host import sparse_exchange
 from gpt2 import parameters
 from gpt2.config import GPT2Config
-from gpt2.parameters import LOOKUP, Layout
+from gpt2.parameters import Layout
 from strategies import STRATEGIES
 from strategies.bucketed import plan_buckets
 from tests.support.thread_ranks import run_ranks, share_memory
 from tests.unit.test_strategies_in_threads import Training as Dawdlers
 
 STEPS, GLOBAL_BATCH, VOCABULARY = 4, 144, 37
-SPLITTING = [name for name, kind in STRATEGIES.items() if kind.splits_embedding]
+SPLITTING = [name for name, kind in STRATEGIES.items() if kind.traits.splits_embedding]
 NINE = [2, 1, 2, 3, 1]  # ranks of each node
 BITS = {"any": 0, "few": 300, "one": 700}  # bytes of a bucket, with each kind of batch
 
@@ -29,7 +29,7 @@ class Training(Dawdlers):
 def _small(monkeypatch):
     share_memory(monkeypatch)
     monkeypatch.setattr(parameters, "HEAD_ROWS", 6)
-    monkeypatch.setattr(rows, "SEGMENT_BYTES", 3 * 4 * 5)
+    monkeypatch.setattr(sparse_exchange, "SEGMENT_BYTES", 3 * 4 * 5)
 
 
 def batches(kind):
@@ -117,7 +117,7 @@ def test_rows_are_fetched_as_the_table_will_hold_them(wire):
         training = Training(world, "hierarchical-sharded", None, bucket_bytes=0, split=True, wire=wire)
         tokens = batches("few")
         training.step(tokens[0], False, tokens[1])
-        training.strategy.before_use(*LOOKUP)
+        training.lookup.await_parameters()
         ids, rows = training.lookup.next_rows()[0]
         fetched = np.array(rows)
         whole = training.whole()[: VOCABULARY * 5].reshape(VOCABULARY, 5)
@@ -130,11 +130,10 @@ def test_rows_are_fetched_as_the_table_will_hold_them(wire):
 def test_a_split_layout_has_every_element_once(monkeypatch):
     layout = Layout(Training.config, 16)
     for ranges in (layout.split_ranges, layout.final_ranges(split=True)):
-        assert LOOKUP in ranges
-        bounds = sorted(part for part in ranges if part != LOOKUP)
+        bounds = sorted(ranges)
         assert [bounds[0][0], bounds[-1][1]] == [0, layout.size]
         assert all(before[1] == after[0] for before, after in pairwise(bounds))
-    assert layout.final_ranges(split=True)[-1] == layout.split_ranges[0] == LOOKUP
+    assert layout.final_ranges(split=True)[-1] == layout.split_ranges[0]
     rows = [(stop - start) / 5 for start, stop in layout.head_blocks]
     assert set(rows[:-1]) == {6.0}
 

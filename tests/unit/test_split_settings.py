@@ -7,21 +7,14 @@ import numpy as np
 import pytest
 
 from dist.buffers import OwnBuffers
-from dist.cost.overlap import all_reduced_beside
-from dist.cost.rows import Rows
+from dist.cost.sparse_rows import Rows
 from gpt2.data.windows import Windows
 from gpt2.errors import UserError
 from scripts.settings.checks import complete
 from scripts.settings.memory import bytes_of_rows
-from scripts.settings.split_embedding import (
-    expected_rows,
-    is_split,
-    kept_share,
-    most_rows,
-    rows_of_nodes,
-    rows_of_text,
-)
+from scripts.settings.split_embedding import expected_rows, is_split, most_rows, rows_of_nodes, rows_of_text
 from scripts.settings.training import parse_settings
+from strategies.hierarchical_sharded import all_reduced_beside
 
 OVERLAPPED = ["--strategy", "hierarchical-sharded", "--overlap"]
 ON = ["--split-embedding", "on"]
@@ -48,13 +41,6 @@ def test_a_split_that_cannot_be_is_refused_in_one_line_or_left_out(flags, ranks,
     split, why = is_split(made, ranks, 10, 1000, None)
     assert not split
     assert why.startswith(message)
-
-
-def test_a_run_that_goes_on_keeps_its_all_reduced_part():
-    before = {"split_embedding": True, "all_reduced": [1, 3]}
-    shares = [kept_share(*facts, Fraction(1, 2)) for facts in ((before, True), (before, False), ({}, False))]
-    assert shares == [Fraction(1, 3), Fraction(1, 2), Fraction(1, 2)]
-    assert kept_share({"split_embedding": False}, False, Fraction(1, 2)) == Fraction(1, 2), "it ran without overlap"
 
 
 def test_few_rows_of_many_pay():
@@ -84,7 +70,9 @@ def test_rows_are_counted():
 def test_the_memory_of_rows_is_theirs_and_a_few_segments():
     flags = "--batch-size", 2, "--seq-len", 100, "--context", 100, "--vocab-size", 5000, "--n-head", 1, "--n-embd", 640
     made, config = settings(*OVERLAPPED, *flags)
-    ((ids, values),) = OwnBuffers(None, 1).new_lookup((config.padded_vocab_size, 640), most_rows(made, config))._memory
+    ((ids, values),) = (
+        OwnBuffers(None, 1).new_sparse_gradient((config.padded_vocab_size, 640), most_rows(made, config))._memory
+    )
     assert values.nbytes == 2 * 101 * 640 * 4
     segments = 6 * 102 * 640 * 4  # of 256 KiB
     assert bytes_of_rows(made, config, 2) == values.nbytes + ids.nbytes + segments + 3 * 4 * 2 * 202

@@ -29,12 +29,12 @@ def test_the_head_comes_however_late(seed):
             np.zeros(12, np.float32),
         )
         if world.rank == 0:
-            links.lend_head(wte)
-            links.take_head(came)
+            links.send_head(wte)
+            links.receive_head(came)
         else:
-            links.borrow_head(came)
+            links.receive_head(came)
             links.wait_for_head()
-            links.return_head(2 * wte)
+            links.send_head(2 * wte)
         if world.rank == 0:
             links.wait_for_head()
         links.finish()

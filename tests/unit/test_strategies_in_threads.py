@@ -60,10 +60,10 @@ def alone():
 
 def cases():
     for name, kind in STRATEGIES.items():
-        options = [{}] if kind.exchanges else []
-        if kind.overlaps:
+        options = [{}] if kind.traits.exchanges else []
+        if kind.traits.overlaps:
             options += [{"bucket_bytes": 400}, {"bucket_bytes": 0, "wire": "bfloat16"}]
-        yield from itertools.product([name], options, KNOWN_NODES if kind.knows_nodes else OTHER_NODES)
+        yield from itertools.product([name], options, KNOWN_NODES if kind.traits.knows_nodes else OTHER_NODES)
 
 
 @pytest.mark.parametrize(("name", "options", "nodes"), list(cases()), ids=str)
@@ -109,7 +109,9 @@ def test_steps_below_the_rounding_of_the_wire_add_up(name):
         assert (found < 1).any()
 
 
-@pytest.mark.parametrize("name", [name for name, kind in STRATEGIES.items() if kind.exchanges and name != "zero-3"])
+@pytest.mark.parametrize(
+    "name", [name for name, kind in STRATEGIES.items() if kind.traits.exchanges and name != "zero-3"]
+)
 def test_without_overlap_an_update_ends_when_all_parameters_are_there(name):
     """Before anybody uses them, and with messages that come late."""
 

@@ -4,7 +4,7 @@ import pytest
 
 from gpt2.errors import UserError
 from strategies import STRATEGIES, find
-from strategies.checks import (
+from strategies.compatibility import (
     DEVICE_TRANSPORTS,
     check_exchange,
     check_server,
@@ -14,7 +14,7 @@ from strategies.checks import (
     worker_count,
 )
 
-ONE = "from strategies import Strategy\n\n\nclass {}(Strategy):\n    line = 'mine'\n"
+ONE = "from strategies import Strategy, Traits\n\n\nclass {}(Strategy):\n    traits = Traits(line='mine')\n"
 
 
 def test_a_dedicated_server_is_no_worker():
@@ -74,4 +74,4 @@ def test_a_file_holds_one_strategy(tmp_path):
             find(str(path))
     path = tmp_path / "mine.py"
     path.write_text("from strategies.ring import Ring\n" + ONE.format("Mine"))  # what it builds on is not what it holds
-    assert (find(str(path)).name, find(str(path)).line) == ("mine", "mine")
+    assert (find(str(path)).name, find(str(path)).traits.line) == ("mine", "mine")

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from dist.progress import Progress
+from dist.progress_engine import ProgressEngine
 from dist.waiting import Condition, EarlySum, barrier, gather_everywhere, sum_everywhere
 from tests.support.thread_ranks import run_ranks
 
@@ -72,7 +72,7 @@ def test_an_error_of_one_rank_ends_all():
 
 
 def test_one_exchange_can_be_waited_for_while_others_are_under_way():
-    progress, asked, let_go = Progress(), [], []
+    progress, asked, let_go = ProgressEngine(), [], []
 
     def another_ends():
         asked.append(1)
@@ -81,15 +81,15 @@ def test_one_exchange_can_be_waited_for_while_others_are_under_way():
 
     progress.start(iter([Condition(another_ends)]))
     progress.finish(progress.start(iter([Condition(lambda: True)])))
-    assert progress.poke()
+    assert progress.progress()
     let_go.append(1)
     progress.finish()
-    assert not progress.poke()
+    assert not progress.progress()
 
 
 def test_exchanges_begin_in_their_order_and_so_many_at_once():
     """Two at a time of four: the third begins when one of the first two has ended."""
-    progress, begun, ended = Progress(in_flight=2), [], set()
+    progress, begun, ended = ProgressEngine(in_flight=2), [], set()
 
     def exchange(number):
         begun.append(number)
@@ -99,7 +99,7 @@ def test_exchanges_begin_in_their_order_and_so_many_at_once():
         progress.start(exchange(number))
     assert begun == [0, 1]
     ended.add(1)
-    assert progress.poke()
+    assert progress.progress()
     assert begun == [0, 1, 2]
     ended.update(range(4))
     progress.finish()

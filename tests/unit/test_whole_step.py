@@ -8,7 +8,7 @@ import pytest
 from dist.cost.model import Cluster
 from dist.cost.model_parallel import Seats
 from dist.cost.stages import barrier, stage
-from dist.cost.whole_step import Pipeline, WholeStep
+from dist.cost.whole_step import PipelineStep, WholeStep
 from strategies import STRATEGIES
 from tests.unit.test_advised_shapes import BABY, asked, cluster, step_of
 from tests.unit.test_cost_of_cuts import by_events, closed_form, plans
@@ -23,7 +23,7 @@ def whole_step(nodes, parts, stages, lists, forward_s=1.0, backward_s=2.0, rows=
     library = rates.pop("library", "mpich")
     seats = Seats(Cluster(nodes, nominal=False, **rates), parts, stages)
     seconds = (np.broadcast_to(of, stages).astype(float) for of in (forward_s, backward_s))
-    return WholeStep(Pipeline(lists, *seconds, rows, embedding, share), seats, library)
+    return WholeStep(PipelineStep(lists, *seconds, rows, embedding, share), seats, library)
 
 
 @pytest.mark.parametrize("seed", range(12))

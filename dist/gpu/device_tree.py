@@ -13,7 +13,7 @@ from typing import NamedTuple
 from dist.gpu.buffers import device_zeros
 from dist.gpu.comm import DeviceComm
 from dist.gpu.wire import new_device_wire
-from dist.host.tree import children_of, double_tree
+from dist.host.host_tree import children_of, double_tree
 from dist.ranges import cut, cut_range, longest
 from dist.wire import WireFormat
 

@@ -1,25 +1,28 @@
-"""Which settings go together with a strategy: every reason why not, in one line, from what it declares."""
+"""Check which settings go together with a strategy's traits. Each refusal says why in one line."""
+
+from collections.abc import Callable
 
 from gpt2.errors import UserError
 from strategies import CONTROL, STRATEGIES, Strategy, names
+from strategies.traits import Traits
 
 TRANSPORTS = ("host", "gpu-aware", "nccl")
 DEVICE_TRANSPORTS = ("gpu-aware", "nccl")  # between arrays on GPUs
 
 
 def worker_count(server: str, ranks: int) -> int:
-    """How many of the ranks compute gradients."""
+    """Return how many of the ranks compute gradients."""
     return ranks - 1 if server == "dedicated" else ranks
 
 
 def check_server(kind: type[Strategy], server: str, ranks: int, no_exchange: bool) -> None:
     """UserError if the strategy cannot run so, or if one that exchanges nothing was not asked for twice."""
-    if server not in kind.servers:
-        others = names(other for other in STRATEGIES.values() if server in other.servers)
+    if server not in kind.traits.servers:
+        others = names_where(lambda traits: server in traits.servers)
         raise UserError(f"--server {server} with --strategy {kind.name}, which has no server: use --strategy {others}")
     if server == "dedicated" and ranks < 2:
         raise UserError(f"--server dedicated on {ranks} rank, expected at least 2: one serves, the others compute")
-    if no_exchange == kind.exchanges:
+    if no_exchange == kind.traits.exchanges:
         raise UserError(
             f"--strategy {CONTROL} exchanges nothing, so every rank trains a model of its own: a control for timings, "
             f"not a way to train; to run it say both, --strategy {CONTROL} --no-exchange"
@@ -27,27 +30,28 @@ def check_server(kind: type[Strategy], server: str, ranks: int, no_exchange: boo
 
 
 def check_exchange(kind: type[Strategy], wire: str, error_feedback: bool, overlap: bool, op: str | None = None) -> None:
-    """UserError where a flag that shapes an exchange meets a strategy that it cannot shape. op: None if not given."""
-    if wire not in kind.wires:
-        others = names(other for other in STRATEGIES.values() if wire in other.wires)
+    """UserError where a flag shapes an exchange in a way that the strategy does not know. op: None if not given."""
+    traits = kind.traits
+    if wire not in traits.wires:
+        others = names_where(lambda traits: wire in traits.wires)
         raise UserError(
-            f"--wire {wire} with --strategy {kind.name}, which sends {' or '.join(kind.wires)}: use {others}"
+            f"--wire {wire} with --strategy {kind.name}, which sends {' or '.join(traits.wires)}: use {others}"
         )
-    if op is not None and op not in kind.operations:
-        others = names(other for other in STRATEGIES.values() if op in other.operations)
+    if op is not None and op not in traits.operations:
+        others = names_where(lambda traits: op in traits.operations)
         raise UserError(
             f"--op {op} with --strategy {kind.name}, which lets no collective of MPI's add: leave it out, or use "
             f"{others}"
         )
-    if overlap and not kind.overlaps and not overlaps_over_nccl(kind):
+    if overlap and not traits.overlaps and not overlaps_over_nccl(kind):
         over_nccl = names(other for other in STRATEGIES.values() if overlaps_over_nccl(other))
         raise UserError(
             f"--overlap with --strategy {kind.name}, whose messages are MPI's: use {overlapping()}, or over NCCL "
             f"{over_nccl}"
         )
     check_wire(wire, error_feedback, op)
-    if error_feedback and not kind.error_feedback:
-        others = names(other for other in STRATEGIES.values() if other.error_feedback)
+    if error_feedback and not traits.error_feedback:
+        others = names_where(lambda traits: traits.error_feedback)
         raise UserError(
             f"--error-feedback with --strategy {kind.name}, where no rank holds what rounding loses: leave it out, or "
             f"use {others}"
@@ -63,16 +67,16 @@ def check_wire(wire: str, error_feedback: bool, op: str | None = None) -> None:
 
 
 def operation_of(wire: str, op: str | None) -> str:
-    """What MPI's collectives add with: MPI's sum unless told, or unless it does not know the format."""
+    """Return what MPI's collectives add with: op, else MPI's sum for a format that MPI can add."""
     return op or ("mpi" if wire == "float32" else "own")
 
 
 def check_rounding(kind: type[Strategy] | None, name: str, wire: str) -> None:
-    """UserError where parameters that are to be rounded at random come over the wire rounded to nearest already.
+    """UserError where parameters that are to be rounded at random are gathered rounded to nearest already.
 
-    kind: None of a strategy that is still to be chosen.
+    kind: None if the strategy is still to be chosen.
     """
-    if wire != "float32" and (kind is None or not kind.shares_sums):
+    if wire != "float32" and (kind is None or not kind.traits.shares_sums):
         raise UserError(
             f"--stochastic-rounding with --wire {wire} and --strategy {name}, which gathers parameters rounded to "
             "nearest: leave one of them out"
@@ -80,9 +84,12 @@ def check_rounding(kind: type[Strategy] | None, name: str, wire: str) -> None:
 
 
 def device_transports(kind: type[Strategy], wire: str, overlap: bool, op: str | None = None) -> tuple[str, ...]:
-    """Those on which its exchange can stay on GPUs. Only NCCL's calls are queued, and go on while the GPU computes.
-    The own operation adds in host memory."""
-    if op == "own" or kind.on_gpus is None or ((overlap or wire != "float32") and wire not in kind.on_gpus.exchanges):
+    """Return the transports on which its exchange can stay on GPUs.
+
+    Only NCCL's calls are queued and go on while the GPU computes. The own operation adds in host memory.
+    """
+    on_gpus = kind.traits.on_gpus
+    if op == "own" or on_gpus is None or ((overlap or wire != "float32") and wire not in on_gpus.exchanges):
         return ()
     return ("nccl",) if overlap else DEVICE_TRANSPORTS
 
@@ -95,14 +102,14 @@ def check_transport(kind: type[Strategy], transport: str, wire: str, overlap: bo
         return
     if op == "own":
         raise UserError(f"--transport {transport} with --op own, which adds in host memory: use --transport host")
-    if kind.on_gpus is None:
-        others = names(other for other in STRATEGIES.values() if other.on_gpus and other.exchanges)
+    if kind.traits.on_gpus is None:
+        others = names_where(lambda traits: traits.on_gpus and traits.exchanges)
         raise UserError(
             f"--transport {transport} with --strategy {kind.name}, which declares no `on_gpus`: use --transport host, "
             f"or one of {others}"
         )
-    if wire != "float32" and wire not in kind.on_gpus.exchanges:
-        others = names(other for other in STRATEGIES.values() if other.on_gpus and wire in other.on_gpus.exchanges)
+    if wire != "float32" and wire not in kind.traits.on_gpus.exchanges:
+        others = names_where(lambda traits: traits.on_gpus and wire in traits.on_gpus.exchanges)
         raise UserError(
             f"--transport {transport} with --wire {wire} and --strategy {kind.name}, which adds that in host memory: "
             f"use --transport host, or one of {others}"
@@ -111,12 +118,12 @@ def check_transport(kind: type[Strategy], transport: str, wire: str, overlap: bo
 
 
 def overlaps_over_nccl(kind: type[Strategy]) -> bool:
-    """Whether it can exchange while the model computes over NCCL alone: in host memory its calls are MPI's."""
-    return bool(kind.on_gpus and kind.on_gpus.exchanges) and not kind.overlaps
+    """Return whether only NCCL's calls let it exchange while the model computes: in host memory its calls are MPI's."""
+    return bool(kind.traits.on_gpus and kind.traits.on_gpus.exchanges) and not kind.traits.overlaps
 
 
 def no_overlap(kind: type[Strategy], why: str) -> UserError:
-    """What there is to say where the calls of a strategy are MPI's, though they were to go on during backward."""
+    """Return the error for --overlap where the strategy's calls are MPI's and end before backward goes on."""
     return UserError(
         f"--overlap with --strategy {kind.name} {why}: its calls go on during backward over NCCL alone: use "
         f"--transport nccl, or one of {overlapping()}"
@@ -124,4 +131,9 @@ def no_overlap(kind: type[Strategy], why: str) -> UserError:
 
 
 def overlapping() -> str:
-    return names(kind for kind in STRATEGIES.values() if kind.overlaps)
+    return names_where(lambda traits: traits.overlaps)
+
+
+def names_where(has: Callable[[Traits], object]) -> str:
+    """Return the names of the strategies whose traits have something, for a message."""
+    return names(kind for kind in STRATEGIES.values() if has(kind.traits))

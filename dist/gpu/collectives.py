@@ -19,7 +19,7 @@ class AllreduceCall:
         self._comm.Allreduce(MPI.IN_PLACE, flat)
 
 
-class DeviceCalls:
+class DeviceCollectives:
     """An exchange of ranges in parts. owners: only the first so many ranks own a part, all if None."""
 
     def __init__(self, comm: DeviceComm, ranges, wire_format=None, owners: int | None = None):

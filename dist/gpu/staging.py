@@ -1,4 +1,4 @@
-"""Copies between float32 vectors in host memory and a GPU's arrays, beside the compute.
+"""HostStaging between float32 vectors in host memory and a GPU's arrays, beside the compute.
 
 Host memory is pinned where it lies: the exchange buffers, windows that ranks share included, are registered with the
 driver, so a copy is one transfer and nobody copies on the host. Where the driver refuses that, CUDA itself goes
@@ -26,8 +26,8 @@ class Copied:
         return status == 0
 
 
-class Copies:
-    """Copies on two streams of `device`, one each way: each way in the order in which they were asked for.
+class HostStaging:
+    """HostStaging on two streams of `device`, one each way: each way in the order in which they were asked for.
 
     Gradients on the GPU that are not float32 are cast there, a chunk at a time. `landings`: two arrays (CHUNK,) float32
     on the GPU, for whoever sends chunks through in turns.

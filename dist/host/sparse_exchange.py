@@ -1,20 +1,19 @@
-"""Rows of a table between those who look them up and those who own them, among ranks in host memory.
+"""Exchange of a sparse embedding gradient, and of the rows' parameters, among ranks in host memory.
 
-Each rank owns stretches of the flat table, which may begin and end within a row. To an owner go only the rows that it
-has a part of:
+Each rank owns stretches of the flat table, which may begin and end within a row. An owner gets only rows that it has a
+part of:
 
-    to_owners   each node's sums of gradients go to the owners, which add them to the table's
-    everywhere  the same, and then the owners' rows go to all ranks
-    fetch       owners are asked for rows of parameters, and give them
+    to_owners   each node sends its sums of gradients to the owners, which add them to the table's
+    everywhere  the same, and then the owners send their rows to all ranks
+    fetch       each node asks the owners for rows of parameters
 
-A sum is made once, by its owner, in a fixed order: the same bits in every run, and on all ranks. `everywhere` moves
-(M-1)/M (R + U) rows into each of M ranks, R being those of one rank and U those of any. If each rank sent its rows to
-all, these would be (M-1) R: less for two ranks, by a third at most, and more for many.
+An owner makes each sum once, in a fixed order: the same bits in every run, and on all ranks. `everywhere` moves
+(M-1)/M (R + U) rows into each of M ranks, where R are the rows of one rank and U those of any. If each rank sent its
+rows to all, it would be (M-1) R: at most a third less for two ranks, and more for many.
 
-Rows travel as float32 whatever the wire's format: they are few, and nothing of them need be fed back. First all ranks
-tell each other which rows follow. Then they go in rounds: in each a rank sends to one other and hears from one. They
-go in segments, which are made, and added, one at a time, so no second copy of all rows is ever there. Written as
-generators (progress.py).
+Rows travel as float32 whatever the wire format: they are few. First all ranks tell each other which rows follow. Then
+they go in rounds: in each, a rank sends to one other and receives from one. Rows go in segments, which are made and
+added one at a time, so there is never a second copy of all rows. Written as generators (progress_engine.py).
 """
 
 from bisect import bisect_left
@@ -23,23 +22,25 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dist.looked_up import LookedUp, common
+from dist.sparse_gradient import SparseGradient, common
 
 TAG = 1  # messages between two ranks arrive in their order
 SEGMENT_BYTES, AHEAD = 1 << 18, 2  # of rows on their way, and so many segments each way
 
 
-class RowExchange:
-    """Among the ranks of comm, the rows of `lookup`'s table that their nodes look up. Collective.
+class SparseExchange:
+    """Exchanges the rows of `sparse` that the nodes of comm's ranks look up. Collective.
 
     stretches: ((start, stop), owner) of the flat table, in any order. One exchange is under way at a time. `flat`
     begins with the table: gradients for the first two exchanges, parameters for the third.
     """
 
-    def __init__(self, comm, lookup: LookedUp, stretches):
-        self._comm, self._lookup, width = comm.Dup(), lookup, lookup.shape[1]
+    def __init__(self, comm, sparse: SparseGradient, stretches):
+        self._comm = comm.Dup()
+        self._sparse = sparse
+        width = sparse.shape[1]
         self._owned = [Owned([part for part, owner in stretches if owner == rank], width) for rank in range(comm.size)]
-        self._length = segment_rows(*lookup.shape)
+        self._length = segment_rows(*sparse.shape)
         self._leaving, self._landing = (np.empty((AHEAD, self._length, width), np.float32) for _ in range(2))
 
     @property
@@ -49,7 +50,7 @@ class RowExchange:
 
     def to_owners(self, flat):
         """Returns the ids that each rank has sent here."""
-        table, ids = self._table(flat), self._lookup.union()
+        table, ids = self._table(flat), self._sparse.union()
         parts = [owned.touched(ids) for owned in self._owned]
         told = yield from self._swap_ids(parts)
 
@@ -57,7 +58,7 @@ class RowExchange:
             for places, columns in self._owned[self._comm.rank].pieces(ids):
                 table[ids[places], columns] += rows[places, columns]
 
-        yield from self._rounds(parts, told, self._lookup.sum_into, add)
+        yield from self._rounds(parts, told, self._sparse.sum_into, add)
         return told
 
     def everywhere(self, flat):
@@ -89,7 +90,7 @@ class RowExchange:
         yield from self._rounds(told, asked, _rows_of(self._table(flat)), take)
 
     def _table(self, flat):
-        return flat[: self._lookup.shape[0] * self._lookup.shape[1]].reshape(self._lookup.shape)
+        return flat[: self._sparse.shape[0] * self._sparse.shape[1]].reshape(self._sparse.shape)
 
     def _swap_ids(self, parts: list[np.ndarray]):
         """Returns the ids that each rank has sent here, in the order of the ranks; parts: what goes to each."""

@@ -1,4 +1,4 @@
-"""Looked-up rows of a table in numbers: how many a step uses, and the messages of their exchange (dist/host/rows.py).
+"""The size of a sparse embedding gradient, and the messages of its exchange (dist/host/sparse_exchange.py).
 
 Rows travel as float32 whatever the wire's format, each with its number, an int32. Owners are taken to be asked for
 equally many, as each has stretches all over the table. The few bytes that say how many rows follow are not counted.
@@ -48,7 +48,7 @@ class Rows:
         return Rows(self.width, (used_by(1 / ranks),) * ranks, of_nodes, used_by(1.0))
 
 
-RowMessages = Callable[[np.ndarray, Rows], list[Stage]]  # (the node of each rank, the rows): as strategies declare them
+SparseMessages = Callable[[np.ndarray, Rows], list[Stage]]  # (the node of each rank, the rows)
 
 
 def rows_everywhere(placement: np.ndarray, rows: Rows) -> list[Stage]:

@@ -1,7 +1,7 @@
-"""Exchanges under way: generators that yield what they wait for, moved on between pieces of compute or to the end.
+"""Progress of exchanges: generators that yield what they wait for.
 
-So an algorithm is written once, and runs after backward or during it. An exchange yields anything with Test(): an MPI
-request, or a Condition. All ranks start their exchanges in the same order.
+An algorithm is written once, and runs after backward or between its kernels. An exchange yields anything with Test():
+an MPI request, or a Condition. All ranks start their exchanges in the same order.
 """
 
 from collections import deque
@@ -12,32 +12,32 @@ from types import SimpleNamespace
 from dist.waiting import Condition, Pauses
 
 
-class Progress:
-    """Exchanges that were started and have not ended. At most `in_flight` of them are under way; the others queue."""
+class ProgressEngine:
+    """Moves on the exchanges that were started. At most `in_flight` are under way at once; the others queue."""
 
     def __init__(self, in_flight: int = 4):
         self._in_flight = in_flight
         self._queue: deque[Iterator] = deque()
-        self._live: dict[Iterator, object] = {}  # {exchange: what it waits for}, in the order of their starts
+        self._live: dict[Iterator, object] = {}  # {exchange: what it waits for}, in the order in which they started
 
     def start(self, exchange: Iterator) -> Iterator:
-        """Returns it, to be given to `finish`."""
+        """Start an exchange, and return it for `finish`."""
         self._queue.append(exchange)
-        self.poke()
+        self.progress()
         return exchange
 
-    def poke(self) -> bool:
-        """Move on whatever can move, without waiting. True while something is under way."""
+    def progress(self) -> bool:
+        """Move on what can move, without waiting. Return whether anything is still under way."""
         while self._move():
             pass
         return bool(self._live)
 
     def finish(self, exchange: Iterator | None = None) -> None:
-        """Return when all have ended, or this one; the others move on meanwhile."""
+        """Wait until all exchanges have ended, or the given one; the others move on meanwhile."""
         self.wait(Condition(lambda: not self._is_under_way(exchange)))
 
     def wait(self, request) -> None:
-        """Return when `request.Test()` is true, as `waiting.wait` does; what is under way moves on meanwhile."""
+        """Wait until `request.Test()` is true, as `waiting.wait` does; exchanges move on meanwhile."""
         pauses = Pauses()
         while not request.Test():
             if self._move():
@@ -50,7 +50,7 @@ class Progress:
         return bool(under_way) if exchange is None else exchange in under_way
 
     def _move(self) -> bool:
-        """Move each exchange on as far as it goes; False if none could."""
+        """Move each exchange on as far as it goes. Return whether any moved."""
         while self._queue and len(self._live) < self._in_flight:
             exchange = self._queue.popleft()
             request = next(exchange, None)
@@ -65,17 +65,17 @@ class Progress:
         return moved
 
 
-def poking(functions: SimpleNamespace, poke: Callable[[], object]) -> SimpleNamespace:
-    """The same functions, each followed by a poke, so that exchanges move on between pieces of compute.
+def progressing(functions: SimpleNamespace, progress: Callable[[], object]) -> SimpleNamespace:
+    """Return the same functions, each of which calls `progress` afterwards, so exchanges move on between kernels.
 
-    A member that is no function (the device they run on) stays as it is.
+    Members that are not callable, such as the device, stay as they are.
     """
 
     def followed(function):
         @wraps(function)
         def call(*arguments, **options):
             result = function(*arguments, **options)
-            poke()
+            progress()
             return result
 
         return call

@@ -16,7 +16,7 @@ from dist.ranges import cut_range
 
 
 def nothing(start: int, stop: int) -> None:
-    """What is called halfway when nobody asked for anything."""
+    """Do nothing halfway."""
 
 
 def allreduce(comm, flat, addends, start, stop, wire, tag, summed=nothing):
