@@ -24,11 +24,7 @@ TRAIN_PERCENT = 90
 
 
 def prepare(
-    text: str | Path | None,
-    tokenizer_name: str,
-    folder: Path,
-    splits: bool = False,
-    remark: Callable | None = None,
+    text: str | Path | None, tokenizer_name: str, folder: Path, splits: bool = False, remark: Callable | None = None
 ) -> tuple[Path, Path]:
     """Return the paths of a text's training and validation shards. Only one rank may call this.
 

@@ -56,10 +56,7 @@ def read_parameters(path: Path, parameters: Parameters, filled=no_hook) -> None:
 
 
 def write_parameters(
-    path: Path,
-    parameters: Parameters,
-    ranges: Iterable[tuple[int, int]] | None = None,
-    stored: str = "float32",
+    path: Path, parameters: Parameters, ranges: Iterable[tuple[int, int]] | None = None, stored: str = "float32"
 ) -> None:
     """Write float32 parameters in host memory as a checkpoint of float32 or, rounded, of bfloat16.
 

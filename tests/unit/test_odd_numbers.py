@@ -3,16 +3,12 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from dist.world import lost_ranks
-from gpt2.activations import activation_bytes
-from gpt2.config import PRESETS, GPT2Config
+from gpt2.config import PRESETS
 from gpt2.errors import UserError
 from gpt2.formats import weights
-from gpt2.kernels import load_kernels
-from gpt2.model import new_model
 from scripts.settings import units
 from scripts.settings.checks import MOST, complete
 from scripts.settings.memory import check_memory
@@ -88,21 +84,6 @@ def test_a_batch_beyond_the_memory(monkeypatch):
     check_memory(settings, config, WORLD)
     with pytest.raises(UserError, match="and --batch-size 100000 take"):
         check_memory(replace(settings, batch_size=100_000), config, WORLD)
-
-
-@pytest.mark.parametrize(("dtype", "operand_bytes"), [("float32", 4), ("bfloat16", 2)])
-def test_activations_are_those_that_a_model_allocates(dtype, operand_bytes):
-    kernels, counted = load_kernels("numpy", 1, dtype=dtype), []
-
-    def empty(shape, dtype=np.float32):
-        array = np.empty(shape, dtype)
-        counted.append(array.nbytes)
-        return array
-
-    config = GPT2Config(n_layer=3, n_head=2, n_embd=8, context=16, vocab_size=300)
-    new_model(config, SimpleNamespace(**{**vars(kernels), "empty": empty}), batch_size=5, sequence_length=7)
-    # The first two are parameters and gradients.
-    assert sum(counted[2:]) == activation_bytes(config, 5, 7, operand_bytes=operand_bytes)
 
 
 @pytest.mark.parametrize("kind", [units.sizes, units.count_of, units.bits_per_s, units.duration_s])

@@ -41,13 +41,6 @@ class CudnnAttention:
         addresses |= {OUT: address(out), STATISTICS: address(logsumexp), DOUT: address(dout)}
         self._execute("backward", out.shape, head_count, addresses)
 
-    def workspace_bytes(self) -> dict[str, int]:
-        """Return {direction: the largest workspace so far, in bytes}."""
-        sizes = {}
-        for (direction, *_), graph in self._graphs.items():
-            sizes[direction] = max(sizes.get(direction, 0), graph.get_workspace_size())
-        return sizes
-
     def _execute(self, direction, shape, head_count, addresses):
         key = direction, shape, head_count
         if key not in self._graphs:

@@ -52,9 +52,9 @@ def compile_all(sizes):
             code, log = compile_cubin(source, storage, device.arch)
             keep_code(code, source, storage, device.arch, user_cache_folder())
             lines.append(f"{source} {storage}: {time.perf_counter() - start:.1f} s")
-            for kernel, taken in parse_log(log).items():
-                kernels[f"{kernel} {storage}"] = vars(taken)
-                lines.append(f"  {kernel:32} {taken.registers:4} registers {taken.spill_bytes:5} bytes spilled")
+            for kernel, (registers, spilled) in parse_log(log).items():
+                kernels[f"{kernel} {storage}"] = {"registers": registers, "spill_bytes": spilled}
+                lines.append(f"  {kernel:32} {registers:4} registers {spilled:5} bytes spilled")
     return {"lines": lines, "kernels": kernels, "passed": not any(k["spill_bytes"] for k in kernels.values())}
 
 

@@ -119,9 +119,7 @@ def cudnn_attention(sizes):
         device = Device(attention="cudnn")
     except UserError as missing:
         return {"lines": [f"not tried: {missing}"]}
-    result = _attention(device, sizes)
-    result["lines"].append(f"workspace in bytes: {device.cudnn_attention.workspace_bytes()}")
-    return result
+    return _attention(device, sizes)
 
 
 def _attention(device, sizes):
