@@ -1,12 +1,12 @@
-"""Products of numbers rounded to bfloat16 with float32 sums, by AVX2's fused multiply-add: pack, then make `tiles`.
+"""Products of numbers rounded to bfloat16 with float32 sums, by AVX2's fused multiply-add: pack, then compute `tiles`.
 
-AVX2 has no instruction for bfloat16. But operands are packed for any product (Goto and van de Geijn 2008), and rounding
-on that way costs little, where BLAS would have to read rounded copies once more. What is packed is float32, of numbers
-that bfloat16 has: rows of `a` in panels of 6, columns of `b` in panels of 16, [k][row or column] within each. A tile of
-6 x 16 sums takes 12 of the 16 vector registers.
+AVX2 has no instruction for bfloat16. But any product packs its operands (Goto and van de Geijn 2008), and rounding them
+meanwhile costs little, while BLAS would have to read rounded copies again. Packed numbers are float32 with bfloat16
+values: rows of `a` in panels of 6, columns of `b` in panels of 16, [k][row or column] within each. A tile of 6 x 16
+sums takes 12 of the 16 vector registers.
 
-Operands may be float32, which is rounded to nearest even on the way, or bfloat16. Addresses, and strides in bytes, are
-int64: so one compiled form serves all arrays. Compiled only where available() says so: elsewhere LLVM ends the process.
+Operands may be bfloat16, or float32, which packing rounds to nearest even. Addresses and strides in bytes are int64, so
+that one compiled form serves all arrays. Compiled only if available(): on other CPUs LLVM would end the process.
 """
 
 import numpy as np
@@ -20,26 +20,27 @@ from gpt2.kernels.numpy.llvm_vectors import F32, I16, I32, I64
 from gpt2.kernels.numpy.loops import number, rounded
 from gpt2.kernels.numpy.tile_sums import ADD, ROUND, WRITE, for_each_mode, sums_in_registers
 
-LANES, ITEM_BYTES = 8, 4  # of a vector; of a packed number
+LANES = 8  # numbers in a vector
+ITEM_BYTES = 4  # of a packed number
 FLOATS, WORDS, HALVES = (ir.VectorType(element, LANES) for element in (F32, I32, I16))
 SIXTEEN = ir.Constant(WORDS, [16] * LANES)  # bits to shift by
 A_PANEL, B_VECTORS = 6, 2
 B_PANEL = B_VECTORS * LANES
-DEPTH = 2  # packed operands are filled up with zeros to a multiple of it
-SPILL_BYTES = 32  # behind a panel of a: its last 6 numbers, too, are stored as a vector of 8
-TILE_BYTES = A_PANEL * B_PANEL * ITEM_BYTES  # room for a tile at the edge, behind packed a
-AHEAD = 8  # numbers of the summed axis that are asked for so far before they are packed; operands come from memory
+DEPTH = 2  # packed operands are padded with zeros to a multiple of it
+SPILL_BYTES = 32  # after a panel of a, as its last 6 numbers are also stored as a vector of 8
+TILE_BYTES = A_PANEL * B_PANEL * ITEM_BYTES  # for a tile at the edge, after packed a
+AHEAD = 8  # numbers of the summed axis are prefetched so far ahead before they are packed
 SLICE = 48  # columns of b that are packed and used at once
-A_GROUPS, B_GROUPS = 8, 64  # of panels, packed side by side
+A_GROUPS, B_GROUPS = 8, 64  # panels that are packed side by side
 
 
 def available() -> bool:
-    """Whether numba compiles for a CPU with these instructions: this one, unless its variables name another."""
+    """Return whether numba compiles for a CPU with these instructions: this CPU, unless NUMBA_CPU_* name another."""
     return {"avx2", "fma"} <= cpu_features()
 
 
 def _load(build, is_bfloat16: bool, address):
-    """8 numbers that follow one another, as float32 of bfloat16."""
+    """Load 8 contiguous numbers as float32 with bfloat16 values."""
     if is_bfloat16:
         words = build.shl(build.zext(llvm.load_whole(build, HALVES, address, 0), WORDS), SIXTEEN)
     else:
@@ -48,9 +49,9 @@ def _load(build, is_bfloat16: bool, address):
 
 
 def _new_pack_rows(is_bfloat16: bool):
-    """8 rows, or as many as there are, by 8 numbers of the summed axis, which follow one another in a row.
+    """Pack up to 8 rows by 8 numbers of the summed axis, which are contiguous in a row.
 
-    Those of the next panel, `ahead` bytes away, are asked for.
+    Prefetches those of the next panel, `ahead` bytes away.
     """
 
     @intrinsic
@@ -75,7 +76,7 @@ def _new_pack_rows(is_bfloat16: bool):
 
 
 def _new_pack_columns(is_bfloat16: bool, vectors: int):
-    """8 columns, or so many times 8, which follow one another, by one number of the summed axis."""
+    """Pack `vectors` * 8 contiguous columns by one number of the summed axis."""
 
     @intrinsic
     def pack_columns(typing_context, source, depth_stride, target):
@@ -94,7 +95,7 @@ def _new_pack_columns(is_bfloat16: bool, vectors: int):
 
 @intrinsic
 def _tile(typing_context, out, out_stride, a, b, depth, mode):
-    """6 x 16 sums over all numbers of a panel of each operand."""
+    """Compute 6 x 16 sums over all numbers of a panel of each operand."""
 
     def generate(context, build, signature, arguments):
         out, out_stride, a, b, depth, mode = arguments
@@ -104,7 +105,7 @@ def _tile(typing_context, out, out_stride, a, b, depth, mode):
                 sums = _add_products(build, sums, a, b, k)
             return sums
 
-        for row in range(A_PANEL):  # in the cache when the sums are there: rows of `out` are far apart
+        for row in range(A_PANEL):  # prefetch the rows of `out`, which are far apart
             place = build.add(out, build.mul(out_stride, I64(row)))
             llvm.prefetch(build, place)
             llvm.prefetch(build, build.add(place, I64(ITEM_BYTES * B_PANEL - 1)))
@@ -124,7 +125,7 @@ def _tile(typing_context, out, out_stride, a, b, depth, mode):
 
 
 def _add_products(build, sums, a, b, k: int):
-    """sums[row][vector] and the products of the k-th numbers from a and b on."""
+    """Return sums[row][vector] plus the products of the k-th numbers at a and b."""
     columns = [llvm.load_whole(build, FLOATS, b, ITEM_BYTES * (B_PANEL * k + LANES * v)) for v in range(B_VECTORS)]
     new = []
     for row in range(A_PANEL):
@@ -136,7 +137,7 @@ def _add_products(build, sums, a, b, k: int):
 
 
 def _store_sums(build, mode, sums, row, first: int):
-    """A vector of a tile's row, from column `first` on."""
+    """Store a vector of a tile's row, from column `first` on."""
     if mode == ROUND:
         halves = build.trunc(build.lshr(llvm.nearest_bfloat16(build, sums), SIXTEEN), HALVES)
         return llvm.store_whole(build, halves, row, 2 * first)
@@ -163,20 +164,20 @@ def _panel_bytes(depth, panel):
 
 
 def packed_bytes(width: int, depth: int) -> int:
-    """Of an operand of `width` rows of a, or columns of b, packed."""
+    """Return the size of a packed operand of `width` rows of a, or columns of b."""
     return max(-(-width // panel) * _panel_bytes(depth, panel) for panel in (A_PANEL, B_PANEL)) + TILE_BYTES
 
 
 @compiled
 def pack(target, source, stride, depth_stride, item_bytes, width, depth, is_b):
-    """An operand at `source`, of item_bytes 4 (float32) or 2 (bfloat16), into packed_bytes() at `target`.
+    """Pack the operand at `source`, of item_bytes 4 (float32) or 2 (bfloat16), into packed_bytes() at `target`.
 
-    `width` rows of a, or columns of b, stride bytes apart; numbers along the summed axis depth_stride bytes apart. One
-    of the two strides is item_bytes.
+    Its `width` rows of a, or columns of b, are stride bytes apart, and numbers along the summed axis depth_stride
+    bytes. One of the two strides is item_bytes.
     """
     panel, groups, is_row = B_PANEL if is_b else A_PANEL, B_GROUPS if is_b else A_GROUPS, depth_stride == item_bytes
     panel_bytes, step = _panel_bytes(depth, panel), panel * ITEM_BYTES
-    # Columns up to here can be read by vectors: of a, too, 8 at once.
+    # Up to here columns can be read as vectors, of 8 columns also for a.
     by_vectors = 0 if is_row else max(0, width - max(panel, LANES) + panel) // panel * panel
     for first in range(0, width, panel * groups):
         stop = min(width, first + panel * groups)
@@ -195,7 +196,7 @@ def pack(target, source, stride, depth_stride, item_bytes, width, depth, is_b):
 
 @register_jitable
 def _pack_vectors(target, source, depth_stride, item_bytes, is_b):
-    """One number of the summed axis of a whole panel."""
+    """Pack one number of the summed axis of a whole panel."""
     if is_b and item_bytes == 2:
         _pack_bfloat16_b(source, depth_stride, target)
     elif is_b:
@@ -208,7 +209,7 @@ def _pack_vectors(target, source, depth_stride, item_bytes, is_b):
 
 @register_jitable
 def _pack_squares(target, source, stride, item_bytes, width, depth, step):
-    """A panel, as far as the summed axis is a multiple of 8: how far that is."""
+    """Pack a panel up to the last multiple of 8 of the summed axis, and return that."""
     whole, ahead = depth // LANES * LANES, step // ITEM_BYTES * stride
     for k in range(0, whole, LANES):
         for row in range(0, width, LANES):
@@ -222,7 +223,7 @@ def _pack_squares(target, source, stride, item_bytes, width, depth, step):
 
 @register_jitable
 def _pack_numbers(target, source, stride, depth_stride, item_bytes, width, start, stop, step):
-    """Those of a panel from `start` to `stop` along the summed axis, one by one."""
+    """Pack a panel from `start` to `stop` along the summed axis, number by number."""
     for k in range(start, stop):
         for column in range(width):
             place, into = source + column * stride + k * depth_stride, target + k * step + column * ITEM_BYTES
@@ -237,7 +238,7 @@ def _fill_up(target, depth, step):
 
 @compiled
 def tiles(out, out_stride, rows, columns, a, b, depth, mode):
-    """out (rows, columns), out_stride bytes a row: the product of packed a and b, as `mode` says."""
+    """Write the product of packed a and b to out (rows, columns), with out_stride bytes per row, by `mode`."""
     deep, item_bytes = packed_depth(depth), 2 if mode == ROUND else 4
     a_bytes, b_bytes = _panel_bytes(depth, A_PANEL), _panel_bytes(depth, B_PANEL)
     room = a + (rows + A_PANEL - 1) // A_PANEL * a_bytes
@@ -255,7 +256,7 @@ def tiles(out, out_stride, rows, columns, a, b, depth, mode):
 
 @register_jitable
 def _move(out, out_stride, rows, columns, tile, mode):
-    """Of a tile's sums those that are within `out`, one by one."""
+    """Copy the sums of a tile that are within `out`, one by one."""
     for row in range(rows):
         for column in range(columns):
             total = _float(tile + (row * B_PANEL + column) * ITEM_BYTES)
@@ -271,10 +272,10 @@ def products(
     count, rows, columns, depth, out, out_step, out_stride, a, a_step, a_stride, a_depth_stride, a_bytes, b, b_step,
     b_stride, b_depth_stride, b_bytes, a_room, b_room, rows_at_once, columns_at_once, depth_at_once, mode,
 ):  # fmt: skip
-    """So many products: operands and out as pack() and tiles() take them, each a step beyond the one before.
+    """Compute `count` products, whose operands and outputs are a step apart each; other arguments as in pack and tiles.
 
-    Rooms for packed blocks: of rows_at_once and columns_at_once by depth_at_once, which is all of it to ROUND. A slice
-    of b meets the first rows of a as soon as it is packed: while it is in the nearest cache, and often for all time.
+    a_room, b_room hold packed blocks of rows_at_once and columns_at_once by depth_at_once, which is the whole depth for
+    ROUND. A slice of b is multiplied with the first rows of a right after packing, while it is in the nearest cache.
     """
     item_bytes, is_a, is_b = 2 if mode == ROUND else 4, bool(0), bool(1)
     for product in range(count):

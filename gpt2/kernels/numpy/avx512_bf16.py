@@ -1,15 +1,15 @@
-"""Products of bfloat16 numbers with float32 sums, by AVX-512's VDPBF16PS: pack both operands, then make `tiles`.
+"""Products of bfloat16 numbers with float32 sums, by AVX-512's VDPBF16PS: pack both operands, then compute `tiles`.
 
-VDPBF16PS adds to each of 16 float32 sums the products of two bfloat16 numbers with two others. So operands are packed
-first, as pairs that follow one another along the summed axis: rows of `a` in panels of 8, columns of `b` in panels of
-48, [pair][row or column] within each (Goto and van de Geijn 2008). A tile of 8 x 48 sums takes 24 of the 32 vector
-registers, and 3 loaded vectors and 8 broadcast pairs feed 24 instructions.
+VDPBF16PS adds two products of bfloat16 numbers to each of 16 float32 sums. So operands are first packed as pairs along
+the summed axis: rows of `a` in panels of 8, columns of `b` in panels of 48, [pair][row or column] within each (Goto and
+van de Geijn 2008). A tile of 8 x 48 sums takes 24 of the 32 vector registers; 3 loaded vectors and 8 broadcast pairs
+feed 24 instructions.
 
-Operands may be float32, which is rounded to nearest even on the way, or bfloat16. Numbers below 2^-126 count as 0: so
-these instructions take them. Addresses, and strides in bytes, are int64: so one compiled form serves all arrays.
+Operands may be bfloat16, or float32, which packing rounds to nearest even. The instructions treat numbers below 2^-126
+as 0. Addresses and strides in bytes are int64, so that one compiled form serves all arrays.
 
-The instructions have no form in Python and are written as LLVM's (numba's @intrinsic). They are compiled only where
-available() says so: elsewhere LLVM ends the process.
+Python has no such instructions, so they are LLVM's (numba's @intrinsic). They are compiled only if available(): on
+other CPUs LLVM would end the process.
 """
 
 from numba import types
@@ -23,18 +23,19 @@ from gpt2.kernels.numpy.tile_sums import ADD, ROUND, for_each_mode, sums_in_regi
 PAIR_BYTES = 4
 A_PANEL, B_VECTORS = 8, 3
 B_PANEL = B_VECTORS * LANES
-DEPTH = 2 * LANES  # packed operands are filled up with zeros to a multiple of it
-AHEAD_BYTES, AHEAD_ROWS = 512, 8  # how far before they are packed numbers are asked for; operands come from memory
-A_GROUPS, B_GROUPS = 4, 60  # of 16 columns, packed side by side
+DEPTH = 2 * LANES  # packed operands are padded with zeros to a multiple of it
+AHEAD_BYTES = 512  # how far ahead numbers are prefetched before they are packed
+AHEAD_ROWS = 8
+A_GROUPS, B_GROUPS = 4, 60  # groups of 16 columns that are packed side by side
 
 
 def available() -> bool:
-    """Whether numba compiles for a CPU with these instructions: this one, unless its variables name another."""
+    """Return whether numba compiles for a CPU with these instructions: this CPU, unless NUMBA_CPU_* name another."""
     return {"avx512bf16", "avx512bw", "avx512vl"} <= cpu_features()
 
 
 def _new_pack_rows(is_bfloat16: bool):
-    """16 rows, or as many as there are, by 32 numbers of the summed axis, which follow one another in a row."""
+    """Pack up to 16 rows by 32 numbers of the summed axis, which are contiguous in a row."""
 
     @intrinsic
     def pack_rows(typing_context, source, row_stride, rows, depth, target, second_half, pair_stride):
@@ -69,9 +70,9 @@ def _new_pack_rows(is_bfloat16: bool):
 
 
 def _new_pack_columns(is_bfloat16: bool, is_whole: bool):
-    """16 columns, which follow one another, by 2 numbers of the summed axis; or, unless is_whole, as many as there are.
+    """Pack 16 contiguous columns by 2 numbers of the summed axis; unless is_whole, possibly fewer of both.
 
-    Masks for each of such few numbers would double the time.
+    Always using masks would double the time.
     """
 
     @intrinsic
@@ -101,7 +102,7 @@ def _new_pack_columns(is_bfloat16: bool, is_whole: bool):
 
 
 def _new_tile(vectors: int):
-    """8 rows by `vectors` * 16 columns of sums over all pairs; what exceeds `rows` or `columns` is not stored."""
+    """Compute 8 rows by `vectors` * 16 columns of sums over all pairs, and store those within `rows` and `columns`."""
 
     @intrinsic
     def tile(typing_context, out, out_stride, rows, columns, a, b, pairs, mode):
@@ -132,8 +133,9 @@ def _new_tile(vectors: int):
 
 
 def _add_products(build, sums, a, b):
-    """sums[row][vector] and the products of the pairs from a and b on."""
-    vectors, new = len(sums[0]), []
+    """Return sums[row][vector] plus the products of the pairs at a and b."""
+    vectors = len(sums[0])
+    new = []
     columns = [llvm.load_whole(build, llvm.PAIRS, b, 4 * LANES * v) for v in range(vectors)]
     for row in range(A_PANEL):
         pair = llvm.spread(build, llvm.load_whole(build, llvm.I32, a, PAIR_BYTES * row), LANES)
@@ -146,7 +148,7 @@ def _add_products(build, sums, a, b):
 
 
 def _store_sums(build, mode, sums, row, v: int, mask):
-    """Vector v of a row of a tile."""
+    """Store vector v of a row of a tile."""
     if mode == ROUND:
         rounded = llvm.call(build, "llvm.x86.avx512bf16.cvtneps2bf16.512", llvm.ROUNDED, sums)
         return llvm.store(build, build.bitcast(rounded, llvm.HALVES), build.add(row, llvm.I64(32 * v)), mask)
@@ -167,16 +169,16 @@ def packed_depth(depth: int) -> int:
 
 
 def packed_bytes(width: int, depth: int) -> int:
-    """Of an operand of `width` rows of a, or columns of b, packed."""
+    """Return the size of a packed operand of `width` rows of a, or columns of b."""
     return -(-width // B_PANEL) * B_PANEL * packed_depth(depth) * 2
 
 
 @compiled
 def pack(target, source, stride, depth_stride, item_bytes, width, depth, is_b):
-    """An operand at `source`, of item_bytes 4 (float32) or 2 (bfloat16), into packed_bytes() at `target`.
+    """Pack the operand at `source`, of item_bytes 4 (float32) or 2 (bfloat16), into packed_bytes() at `target`.
 
-    `width` rows of a, or columns of b, stride bytes apart; numbers along the summed axis depth_stride bytes apart. One
-    of the two strides is item_bytes.
+    Its `width` rows of a, or columns of b, are stride bytes apart, and numbers along the summed axis depth_stride
+    bytes. One of the two strides is item_bytes.
     """
     pairs = (depth + DEPTH - 1) // DEPTH * LANES
     pair_stride = PAIR_BYTES * (B_PANEL if is_b else A_PANEL)
@@ -213,7 +215,7 @@ def pack(target, source, stride, depth_stride, item_bytes, width, depth, is_b):
 
 @register_jitable
 def _group_offset(group, pairs, is_b):
-    """Where a group of 16 begins: a third of a panel of b, or two panels of a."""
+    """Return where a group of 16 begins, which is a third of a panel of b, or two panels of a."""
     if is_b:
         return (group // B_VECTORS * pairs * B_VECTORS + group % B_VECTORS) * LANES * PAIR_BYTES
     return group * pairs * LANES * PAIR_BYTES
@@ -221,7 +223,7 @@ def _group_offset(group, pairs, is_b):
 
 @compiled
 def tiles(out, out_stride, rows, columns, a, b, depth, mode):
-    """out (rows, columns), out_stride bytes a row: the product of packed a and b, as `mode` says."""
+    """Write the product of packed a and b to out (rows, columns), with out_stride bytes per row, by `mode`."""
     pairs, item_bytes = (depth + DEPTH - 1) // DEPTH * LANES, 2 if mode == ROUND else 4
     for column in range(0, columns, B_PANEL):
         b_panel, wide = b + column * pairs * PAIR_BYTES, columns - column
@@ -241,10 +243,10 @@ def products(
     count, rows, columns, depth, out, out_step, out_stride, a, a_step, a_stride, a_depth_stride, a_bytes, b, b_step,
     b_stride, b_depth_stride, b_bytes, a_room, b_room, rows_at_once, columns_at_once, depth_at_once, mode,
 ):  # fmt: skip
-    """So many products: operands and out as pack() and tiles() take them, each a step beyond the one before.
+    """Compute `count` products, whose operands and outputs are a step apart each; other arguments as in pack and tiles.
 
-    Rooms for packed blocks: of rows_at_once and columns_at_once by depth_at_once, which is all of it to ROUND.
-    bool(1): for a literal, numba would compile a form of pack() of its own, which takes a second.
+    a_room, b_room hold packed blocks of rows_at_once and columns_at_once by depth_at_once, which is the whole depth for
+    ROUND. bool(1) instead of True: for a literal, numba would compile another form of pack, which takes a second.
     """
     item_bytes = 2 if mode == ROUND else 4
     for product in range(count):

@@ -62,7 +62,7 @@ class BFloat16Cores(Cores):
 
     def matmul(self, a, b, out, add=False):
         if add and (out.ndim == 2 or out.dtype == bfloat16):
-            raise ValueError("only float32 products of heads can be added to")
+            raise ValueError("products are only added to float32 products of heads")
         if out.ndim == 2:
             self.multiply(a, b, out, slice(0, out.shape[0]), slice(0, out.shape[1]), None)
         else:

@@ -1,6 +1,6 @@
-"""Words for LLVM's vector instructions, of which numba has none: for @intrinsic (avx512_bf16.py, avx2.py).
+"""LLVM's vector instructions, which numba does not offer, for @intrinsic (avx512_bf16.py, avx2.py).
 
-Each takes llvmlite's builder first. An address is an int64, and needs no alignment; a word is a pair of bfloat16. The
+The first argument is llvmlite's builder. An address is an int64 without alignment. A word is a pair of bfloat16. The
 constants are those of AVX-512.
 """
 
@@ -8,11 +8,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-LANES = 16  # float32 numbers, or words, in a vector
+LANES = 16  # float32 numbers or words in a vector
 
 
 class _BFloat(ir.types.Type):
-    """LLVM's bfloat, which llvmlite does not have."""
+    """LLVM's bfloat type, which llvmlite lacks."""
 
     def _to_string(self):
         return "bfloat"
@@ -32,7 +32,7 @@ NAMES = {FLOATS: "v16f32", HALVES: "v16i16", MANY_HALVES: "v32i16"}
 
 
 def call(build, name, result, *arguments):
-    """A call of one of LLVM's own functions."""
+    """Call an LLVM intrinsic function."""
     kinds = [argument.type for argument in arguments]
     return build.call(build.module.declare_intrinsic(name, (), ir.FunctionType(result, kinds)), arguments)
 
@@ -42,7 +42,7 @@ def place_of(build, address, offset: int = 0):
 
 
 def load(build, kind, address, mask):
-    """A vector; lanes that the mask leaves out are 0, and their memory is not touched."""
+    """Load a vector. Lanes outside the mask are 0, and their memory is not accessed."""
     return call(build, f"llvm.masked.load.{NAMES[kind]}.p0", kind, place_of(build, address), I32(1), mask, kind(None))
 
 
@@ -52,17 +52,17 @@ def store(build, value, address, mask):
 
 
 def load_whole(build, kind, address, offset):
-    """A whole vector from anywhere."""
+    """Load a whole vector."""
     return build.load(place_of(build, address, offset), align=1, typ=kind)
 
 
 def store_whole(build, value, address, offset: int = 0):
-    """A whole vector to anywhere."""
+    """Store a whole vector."""
     build.store(value, place_of(build, address, offset)).align = 1
 
 
 def new_read(kind, numba_type):
-    """For compiled loops: the number at an address."""
+    """Return a function for compiled loops that reads the number at an address."""
 
     @intrinsic
     def read(typing_context, address):
@@ -75,7 +75,7 @@ def new_read(kind, numba_type):
 
 
 def new_write(numba_type):
-    """For compiled loops: put a number, of that type already, to an address."""
+    """Return a function for compiled loops that writes a number of this type to an address."""
 
     @intrinsic
     def write(typing_context, address, value):
@@ -89,12 +89,12 @@ def new_write(numba_type):
 
 
 def prefetch(build, address):
-    """Ask for the cache line at `address`, which need not be there to be read."""
+    """Prefetch the cache line at `address`, which may be invalid."""
     call(build, "llvm.prefetch.p0", ir.VoidType(), place_of(build, address), *(I32(n) for n in (0, 3, 1)))
 
 
 def spread(build, value, lanes: int):
-    """The value in all lanes."""
+    """Return a vector with the value in all lanes."""
     kind = ir.VectorType(value.type, lanes)
     first = build.insert_element(kind(ir.Undefined), value, I32(0))
     return shuffle(build, first, first, [0] * lanes)
@@ -105,18 +105,18 @@ def shuffle(build, x, y, lanes: list[int]):
 
 
 def first_lanes(build, count, lanes: int):
-    """The mask of the first `count` lanes."""
+    """Return the mask of the first `count` lanes."""
     numbers = ir.Constant(ir.VectorType(I64, lanes), list(range(lanes)))
     return build.icmp_signed("<", numbers, spread(build, count, lanes))
 
 
 def rounded_pairs(build, low, high):
-    """32 bfloat16: those of 16 float32 in `low`, then in `high`."""
+    """Round 16 float32 in `low` and 16 in `high` to 32 bfloat16, in this order."""
     return call(build, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", PAIRS, high, low)
 
 
 def nearest_bfloat16(build, values):
-    """Of each float32, of two the even one, as words whose lower half is 0: for CPUs without an instruction for it."""
+    """Round float32 to nearest even, to words whose lower half is 0, for CPUs without an instruction for it."""
     kind = ir.VectorType(I32, values.type.count)
 
     def all_lanes(number):
@@ -125,19 +125,20 @@ def nearest_bfloat16(build, values):
     words = build.bitcast(values, kind)
     is_odd = build.and_(build.lshr(words, all_lanes(16)), all_lanes(1))
     nearest = build.add(build.add(words, all_lanes(0x7FFF)), is_odd)
-    # NaN stays NaN: the sum above could make another number of it.
-    nan, is_nan = build.or_(words, all_lanes(1 << 22)), build.fcmp_unordered("uno", values, values)
+    # NaN stays NaN: the sum above could overflow its bits.
+    nan = build.or_(words, all_lanes(1 << 22))
+    is_nan = build.fcmp_unordered("uno", values, values)
     return build.and_(build.select(is_nan, nan, nearest), all_lanes(0xFFFF0000))
 
 
 def store_halves(build, words, target, second_half):
-    """16 words: 8 from target on, 8 from target + second_half on."""
+    """Store 16 words: 8 at `target`, 8 at target + second_half."""
     for first, place in ((0, target), (8, build.add(target, second_half))):
         build.store(shuffle(build, words, words, list(range(first, first + 8))), place_of(build, place)).align = 1
 
 
 def transposed(build, rows):
-    """The columns of n vectors of n: in log2(n) steps, each takes every number one power of two nearer to its place."""
+    """Transpose n vectors of n in log2(n) steps. Each moves the numbers by one power of two."""
     lanes = len(rows)
     step = 1
     while step < lanes:

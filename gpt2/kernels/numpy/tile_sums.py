@@ -1,15 +1,15 @@
-"""The sums of one tile of a product, held in registers: LLVM's code that avx512_bf16.py and avx2.py share."""
+"""The sums of one tile of a product, held in registers: LLVM code that avx512_bf16.py and avx2.py share."""
 
 from gpt2.kernels.numpy import llvm_vectors as llvm
 
-WRITE, ADD, ROUND = 0, 1, 2  # what becomes of a tile's sums: float32 written or added, or bfloat16 written
+WRITE, ADD, ROUND = 0, 1, 2  # modes: write a tile's sums as float32, add them, or write them as bfloat16
 
 
 def sums_in_registers(build, kind, rows: int, vectors: int, count, at_once: int, a, b, panel_bytes, add):
-    """sums[row][vector], of LLVM's vector type `kind`: a loop over `count` numbers or pairs of two panels, from 0 on.
+    """Return sums[row][vector], of LLVM's vector type `kind`, over `count` numbers (or pairs) of two panels.
 
-    a, b: where their panels begin. panel_bytes: those of one number or pair of all of a panel's rows, and columns.
-    add(sums, a, b): new sums, with at_once numbers or pairs from a and b on.
+    a, b: the panels' addresses. panel_bytes: bytes of one number (or pair) of all rows, and of all columns.
+    add(sums, a, b): returns the sums plus the products of the next at_once numbers at a and b.
     """
     before, loop, after = build.block, build.append_basic_block("loop"), build.append_basic_block("after")
     build.branch(loop)
@@ -31,7 +31,7 @@ def sums_in_registers(build, kind, rows: int, vectors: int, count, at_once: int,
 
 
 def for_each_mode(build, mode, store):
-    """store(case), which writes a tile's sums, where `mode` is that case of WRITE, ADD and ROUND."""
+    """Generate a switch over `mode` that calls store(case) for WRITE, ADD and ROUND."""
     end = build.append_basic_block("end")
     choice = build.switch(mode, end)
     for case in (WRITE, ADD, ROUND):
