@@ -10,7 +10,7 @@ from dist.cost.model_parallel import Seats
 from dist.cost.stages import barrier, stage
 from dist.cost.whole_step import PipelineStep, WholeStep
 from strategies import STRATEGIES
-from tests.unit.test_advised_shapes import BABY, asked, cluster, step_of
+from tests.unit.test_advised_shapes import BABY, workload, cluster, step_of
 from tests.unit.test_cost_of_cuts import by_events, closed_form, plans
 
 pytestmark = pytest.mark.any_mpi
@@ -160,15 +160,15 @@ def test_ranks_that_wait_in_a_circle_are_refused():
 
 def test_few_messages_are_replayed_and_many_are_not():
     """Two stages of two copies, four ranks: 2 x 2 messages a micro-step, of at most 16 micro-steps."""
-    assert step_of(asked(BABY, 600), cluster([0, 1, 2, 3]), 1, 2, "mpich")[0].is_replayed
-    assert not step_of(asked(BABY, 1), cluster([0]), 1, 1, "mpich")[0].is_replayed
-    many, _ = step_of(asked(BABY, 64), cluster([rank // 4 for rank in range(64)]), 2, 4, "mpich")
+    assert step_of(workload(BABY, 600), cluster([0, 1, 2, 3]), 1, 2, "mpich")[0].is_replayed
+    assert not step_of(workload(BABY, 1), cluster([0]), 1, 1, "mpich")[0].is_replayed
+    many, _ = step_of(workload(BABY, 64), cluster([rank // 4 for rank in range(64)]), 2, 4, "mpich")
     assert not many.is_replayed
 
 
 def test_a_long_step_goes_on_as_it_began_in_a_replay():
     """Of 200 micro-steps 16 are replayed: the port of two copies is what they wait for, 2 x 32 KiB a micro-step."""
-    found, _ = step_of(asked(BABY, 400, compute_s=1e-3), cluster([0, 0, 1, 1], rate=1e6), 1, 2, "mpich")
+    found, _ = step_of(workload(BABY, 400, compute_s=1e-3), cluster([0, 0, 1, 1], rate=1e6), 1, 2, "mpich")
     whole = found._new_replay(200).ends_s
     assert found.few.micro_steps == 16
     assert found.ends_s == pytest.approx(whole, rel=0.02)
@@ -178,7 +178,7 @@ def test_a_long_step_goes_on_as_it_began_in_a_replay():
 def test_an_exchange_is_replayed_unless_it_goes_on_meanwhile():
     """Two parts' rings on one port: twice as long as one alone. What is hidden, or made in each micro-step, is what the
     formula says."""
-    found, _ = step_of(asked(BABY, 8), cluster([0, 0, 1, 1], rate=5e6), 2, 1, "mpich")
+    found, _ = step_of(workload(BABY, 8), cluster([0, 0, 1, 1], rate=5e6), 2, 1, "mpich")
     formula = replace(found)
     formula.__dict__["is_replayed"] = False
     ring, zero_3 = STRATEGIES["ring"], STRATEGIES["zero-3"]
