@@ -62,7 +62,7 @@ def parse() -> argparse.Namespace:
     settings = parser.parse_args()
     if settings.json not in (None, "-") and is_first(RANKS):
         try:
-            place_of_file(Path(settings.json))  # before the minutes that the measurements may take
+            place_of_file(Path(settings.json))  # now, as the measurements may take minutes
         except UserError as error:
             parser.end(str(error))
     return settings
