@@ -170,7 +170,7 @@ def test_a_long_step_goes_on_as_it_began_in_a_replay():
     """Of 200 micro-steps 16 are replayed: the port of two copies is what they wait for, 2 x 32 KiB a micro-step."""
     found, _ = step_of(workload(BABY, 400, compute_s=1e-3), cluster([0, 0, 1, 1], rate=1e6), 1, 2, "mpich")
     whole = found._new_replay(200).ends_s
-    assert found.few.micro_steps == 16
+    assert found.simulated.micro_steps == 16
     assert found.ends_s == pytest.approx(whole, rel=0.02)
     assert found.ends_s.max() > 200 * 2 * 4 * 64 * 128 / 1e6
 
@@ -182,7 +182,7 @@ def test_an_exchange_is_replayed_unless_it_goes_on_meanwhile():
     formula = replace(found)
     formula.__dict__["is_replayed"] = False
     ring, zero_3 = STRATEGIES["ring"], STRATEGIES["zero-3"]
-    pieces = sum(held.layout.count for held in found.held)
+    pieces = sum(shard.layout.count for shard in found.shards)
     assert found.exchange_s(ring, False) == pytest.approx(4 * pieces / 5e6, rel=0.02)
     assert found.exchange_s(ring, True) == formula.exchange_s(ring, True)
     assert found.exchange_s(zero_3, False) == formula.exchange_s(zero_3, False)
