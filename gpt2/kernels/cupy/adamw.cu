@@ -1,10 +1,10 @@
 // AdamW (Loshchilov and Hutter 2019) on a flat range, one launch: float32 parameters and moments, gradients as stored.
-// The moments are the unscaled ones of kernels/numpy/adamw.py:
+// The moments are unscaled, as in kernels/numpy/adamw.py:
 //
 //     m = beta1 m + g,    v = beta2 v + g^2,    p = decay p - step_size m / (sqrt(v) + eps)
 //
-// Parameters that are the float32 master copy of bfloat16 ones are written a second time, rounded to bfloat16; those that
-// come from elsewhere are rounded by a kernel that does nothing else.
+// If the parameters are the master copy of bfloat16 ones, they are also written rounded to bfloat16. A separate kernel
+// rounds parameters that other ranks have updated.
 #include "common.cuh"
 
 constexpr int QUAD = 4;  // elements at once: 16 bytes of each float32 array. Eight, 16 bytes in bfloat16, spill.
@@ -14,7 +14,7 @@ struct Arrays {
     const real* gradients;
 };
 
-// Where the parameters go rounded, null if nowhere; state: of splitmix64 where element 0 draws, if stochastic.
+// Where to write rounded parameters, or null. state: splitmix64's for the draw of element 0, if stochastic.
 struct Rounding {
     unsigned short* to;
     bool stochastic;
@@ -25,7 +25,7 @@ struct Constants {
     float beta1, beta2, step_size, eps, decay, gradient_scale;
 };
 
-// The ranges [start, stop) that weight decay is for, in order and apart.
+// The ranges [start, stop) that weight decay applies to, in order and disjoint.
 struct Ranges {
     const long long* bounds;  // (count, 2)
     int count;
@@ -33,7 +33,7 @@ struct Ranges {
     __device__ long long start(int range) const { return bounds[2 * range]; }
     __device__ long long stop(int range) const { return bounds[2 * range + 1]; }
 
-    // The first range that ends after element i; count if there is none.
+    // The first range that ends after element i, or count.
     __device__ int after(long long i) const {
         int low = 0, high = count;
         while (low < high) {
@@ -45,7 +45,7 @@ struct Ranges {
     }
 };
 
-// The factors of weight decay of W elements from i on: one search, as most packs lie in one range.
+// The weight-decay factors of W elements from i on, with one search, as most packs are within one range.
 template <int W>
 __device__ Floats<W> decay_factors(const Ranges& decaying, long long i, float decay) {
     Floats<W> factors;
@@ -57,7 +57,7 @@ __device__ Floats<W> decay_factors(const Ranges& decaying, long long i, float de
     return factors;
 }
 
-// What element i draws, below 2^16: the upper bits of the i-th number of splitmix64 (Steele, Lea and Flood 2014).
+// The draw of element i, below 2^16: the upper bits of splitmix64's i-th number (Steele, Lea and Flood 2014).
 inline __device__ unsigned random16(unsigned long long state, long long i) {
     unsigned long long z = state + i * 0x9e3779b97f4a7c15ull;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
@@ -65,9 +65,9 @@ inline __device__ unsigned random16(unsigned long long state, long long i) {
     return z >> 48;
 }
 
-// A bfloat16 is the upper half of a float32, and what is added to the lower half may carry into it. Half a unit, less
-// one bit where the upper half is even: to nearest, ties to even. Random bits: up with the probability that makes the
-// mean exact. Values that bfloat16 has, infinities among them, stay: their lower half is 0.
+// What to add to a float32 to round its upper half, the bfloat16. Half a unit, less one bit if the upper half is even,
+// rounds to nearest, ties to even. Random bits round up with the probability that makes the mean exact. bfloat16
+// values, including infinities, do not change, because their lower half is 0.
 inline __device__ unsigned short to_bfloat16(float x, const Rounding& rounding, long long i) {
     const unsigned bits = reinterpret_cast<const unsigned&>(x), upper = bits >> 16;
     if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;  // not a number
@@ -100,8 +100,8 @@ __device__ void update(const Arrays& a, const Constants& c, const Ranges& decayi
 
 // One step in place. parameters, m, v (count,) float32; gradients (count,); decaying (ranges, 2) int64;
 // rounded (count,) bfloat16 or null, rounded to nearest, or by random numbers if stochastic.
-// Launch: any one-dimensional grid, a thread for every QUAD elements or loop. A range that starts at an odd place is
-// taken element by element.
+// Launch: any one-dimensional grid; threads loop over QUAD elements each. A range that is not aligned is updated
+// element by element.
 extern "C" __global__ void __launch_bounds__(256)
 adamw(float* parameters, float* m, float* v, const real* gradients, const long long* decaying, int ranges, float beta1,
       float beta2, float step_size, float eps, float decay, float gradient_scale, long long count,
@@ -118,8 +118,8 @@ adamw(float* parameters, float* m, float* v, const real* gradients, const long l
         update<1>(a, c, {decaying, ranges}, r, i);
 }
 
-// rounded (count,) bfloat16 = values (count,) float32, element by element the same bits as adamw gives.
-// Launch: any one-dimensional grid, a thread for every QUAD elements or loop.
+// rounded (count,) bfloat16 = values (count,) float32, with the same bits as adamw writes.
+// Launch: any one-dimensional grid; threads loop over QUAD elements each.
 extern "C" __global__ void __launch_bounds__(256)
 round_parameters(unsigned short* rounded, const float* values, long long count, int stochastic,
                  unsigned long long state) {

@@ -1,4 +1,4 @@
-// The sum of two arrays, where no LayerNorm follows with which it could be one kernel.
+// The sum of two arrays, if no LayerNorm follows to fuse it with.
 #include "common.cuh"
 
 template <int W>
@@ -13,8 +13,8 @@ __device__ void add_packs(real* out, const real* first, const real* second, cons
     }
 }
 
-// out = first + (second + bias), all (count,) but bias (width,), of each row, or null; out may be one of them.
-// Launch: any one-dimensional grid, a thread for every PACK elements or loop.
+// out = first + (second + bias), all (count,) except bias (width,), added to each row, or null. out may be an operand.
+// Launch: any one-dimensional grid; threads loop over PACK elements each.
 extern "C" __global__ void __launch_bounds__(256)
 add(real* out, const real* first, const real* second, const real* bias, long long count, int width) {
     if (count % PACK == 0 && width % PACK == 0) add_packs<PACK>(out, first, second, bias, count, width);

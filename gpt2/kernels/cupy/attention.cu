@@ -3,7 +3,7 @@
 //     S = scale Q K^T, masked above the diagonal;  P = softmax(S);  O = P V
 #include "attention.cuh"
 
-// The largest, or the sum, of what the four lanes of a row have.
+// The maximum or the sum over the four lanes of a row.
 inline __device__ float row_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(WHOLE_WARP, x, 1));
     return fmaxf(x, __shfl_xor_sync(WHOLE_WARP, x, 2));
@@ -13,7 +13,7 @@ inline __device__ float row_sum(float x) {
     return x + __shfl_xor_sync(WHOLE_WARP, x, 2);
 }
 
-// One tile of Q K^T into the running softmax: s becomes e^(scale (s - max)), `out` and `sum` are scaled for it.
+// Adds a tile of Q K^T to the running softmax: s becomes e^(scale (s - max)); `out` and `sum` are rescaled.
 template <int M, int N, int D>
 __device__ void online_softmax(Tile<M, N>& s, Tile<M, D>& out, float* max, float* sum) {
     const float scale = rsqrtf(D) * LOG2_E;
@@ -57,9 +57,9 @@ __device__ void forward(real* out, float* logsumexp, const real* qkv, int T, int
         real* keys = buffers + key / COLUMNS % 2 * 2 * COLUMNS * STRIDE<D>;
         real* next = buffers + (key / COLUMNS + 1) % 2 * 2 * COLUMNS * STRIDE<D>;
         wait_for_copies();
-        __syncthreads();  // the tile is there, and no one reads the one before any more
+        __syncthreads();  // the tile has arrived, and no thread reads the previous one
         if (key + COLUMNS < stop) copy_two<D, COLUMNS>(next, q + C, 3 * C, q + 2 * C, 3 * C, key + COLUMNS, T);
-        if (key >= row + M) continue;  // none of the warp's queries sees it
+        if (key >= row + M) continue;  // no query of the warp sees it
         Tile<M, COLUMNS> s = {};
         multiply_transposed<D>(s, queries + (row - first) * STRIDE<D>, keys);
         mask<KEYS_ARE_COLUMNS>(s, row - key);
@@ -81,7 +81,7 @@ __device__ void forward(real* out, float* logsumexp, const real* qkv, int T, int
 // out (B, T, C = H*D); logsumexp (B, H, T) float32, kept for backward; qkv (B, T, 3C).
 // Launch: blocks of 128 threads, a grid (tiles of ROWS<D> queries, all or the last ones, H, B); dynamic shared memory
 // of ROWS<D> and 4 COLUMNS rows of STRIDE<D> elements.
-// Registers for three blocks of heads of 64 a multiprocessor: 5% faster on an H100 than with two.
+// Limits registers to fit three blocks of heads of 64 on a multiprocessor: 5% faster on an H100 than two.
 extern "C" __global__ void __launch_bounds__(128, 3)
 attention_forward_64(real* out, float* logsumexp, const real* qkv, int T, int H) {
     DYNAMIC_SHARED(real, shared);

@@ -1,8 +1,8 @@
-// What the attention kernels share: sizes of tiles, copies of rows to shared memory and back, the mask.
+// Shared by the attention kernels: tile sizes, copies of rows to shared memory and back, the mask.
 //
-// A block has ROWS<D> rows, which stay, and goes along tiles of the other side; the next tile is copied while this one
-// is worked on. A warp has 16 of the rows, or 32 where its sums then still fit into registers: what it loads from shared
-// memory then serves twice as many products. With 16, at 128 bytes a cycle, the loads would take longer than these.
+// A block keeps ROWS<D> rows and iterates over tiles of the other side; the next tile is copied while this one is used.
+// A warp has 16 of the rows, or 32 if its sums fit into registers: then each load from shared memory serves twice as
+// many products. With 16 rows, loads at 128 bytes per cycle would take longer than the products.
 #pragma once
 #include "tiles.cuh"
 
@@ -13,10 +13,10 @@ template <int D>
 constexpr int ROWS = WARPS * WARP_ROWS<D>;
 constexpr int COLUMNS = sizeof(real) == 2 ? 64 : 32;  // keys of a tile
 template <int D>
-constexpr int QUERIES = WARP_ROWS<D> == 32 ? 32 : COLUMNS;  // of a tile, where the keys' two sums take the registers
+constexpr int QUERIES = WARP_ROWS<D> == 32 ? 32 : COLUMNS;  // of a tile, because the keys' two sums take many registers
 constexpr float LOG2_E = 1.4426950409f, LN_2 = 0.6931471806f;  // exponentials are powers of 2: one instruction
 
-// Rows [first, first + COUNT) of a head to shared memory; zeros for rows that are not there.
+// Copies rows [first, first + COUNT) of a head to shared memory, with zeros for missing rows.
 template <int D, int COUNT>
 __device__ void copy_rows(real* shared, const real* rows, int row_stride, int first, int T) {
     constexpr int PACKS = D / PACK, ROWS_AT_ONCE = THREADS / PACKS;
@@ -28,7 +28,7 @@ __device__ void copy_rows(real* shared, const real* rows, int row_stride, int fi
         copy_async(shared + row * STRIDE<D>, rows + static_cast<long long>(row) * row_stride, first + own + row < T);
 }
 
-// Rows of two arrays, one tile after the other: keys and values, or queries and dO.
+// Copies rows of two arrays to adjacent tiles: keys and values, or queries and dO.
 template <int D, int COUNT>
 __device__ void copy_two(real* shared, const real* one, int one_stride, const real* two, int two_stride, int first,
                          int T) {
@@ -36,7 +36,7 @@ __device__ void copy_two(real* shared, const real* one, int one_stride, const re
     copy_rows<D, COUNT>(shared + COUNT * STRIDE<D>, two, two_stride, first, T);
 }
 
-// The warp's tile, times a factor for each of the lane's rows, to rows [first, ...) of a head.
+// Writes the warp's tile, times a factor for each of the lane's rows, to rows [first, ...) of a head.
 template <int D>
 __device__ void write_rows(real* rows, int row_stride, const Tile<WARP_ROWS<D>, D>& tile, const float* factors,
                            int first, int T) {
@@ -55,8 +55,8 @@ __device__ void write_rows(real* rows, int row_stride, const Tile<WARP_ROWS<D>, 
 
 constexpr int KEYS_ARE_COLUMNS = 1, KEYS_ARE_ROWS = -1;
 
-// Scores that a query does not see, because their key comes later, become the lowest. `ahead`: by how much the position
-// of the tile's first query is above that of its first key.
+// Sets scores of keys after their query to the lowest number. `ahead`: position of the tile's first query minus that of
+// its first key.
 template <int WAY, int M, int N>
 __device__ void mask(Tile<M, N>& s, int ahead) {
     if (ahead >= (WAY == KEYS_ARE_COLUMNS ? N : M) - 1) return;  // the whole tile is seen

@@ -2,8 +2,8 @@
 //
 //     dV = P^T dO;  dP = dO V^T;  dS = P (dP - delta), delta = rowsum(dO O);  dQ = scale dS K;  dK = scale dS^T Q
 //
-// Backward is two kernels, one over the queries for dQ and one over the keys for dK and dV, which both make P again:
-// two products in seven more than with atomic additions to dQ, and always the same order of additions.
+// Backward is two kernels, one over the queries for dQ and one over the keys for dK and dV. Both recompute P: seven
+// products instead of five with atomic additions to dQ, but always in the same order of additions.
 #include "attention.cuh"
 
 // deltas[b, h, t] = sum over the head's D elements of dout * out, both (B, T, H, D); deltas (B, H, T) float32.
@@ -84,7 +84,7 @@ attention_backward_queries_128(real* dqkv, const real* dout, const real* qkv, co
     backward_queries<128>(dqkv, dout, qkv, logsumexp, deltas, T, H, shared);
 }
 
-// What backward needs to know of N queries, to shared memory (2, N): exponents and deltas.
+// Copies exponents and deltas of N queries to shared memory (2, N).
 template <int N>
 __device__ void copy_statistics(float* shared, const float* logsumexp, const float* deltas, int first, int T) {
     static_assert(2 * N <= THREADS, "a thread for each");
@@ -92,7 +92,7 @@ __device__ void copy_statistics(float* shared, const float* logsumexp, const flo
     if (i < 2 * N) shared[i] = t >= T ? 0.0f : i < N ? logsumexp[t] * LOG2_E : deltas[t];
 }
 
-// Queries beyond T are zeros with zero statistics: they add nothing.
+// Queries beyond T are zeros, and so are their exponents and deltas: they add nothing.
 template <int D>
 __device__ void backward_keys(real* dqkv, const real* dout, const real* qkv, const float* logsumexp,
                               const float* deltas, int T, int H, real* keys, float* statistics) {

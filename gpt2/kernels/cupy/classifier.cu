@@ -3,7 +3,7 @@
 //     loss_n = log sum_v exp(logit_nv) - logit_n,target,    dlogits = scale (softmax(logits) - onehot(target))
 #include "common.cuh"
 
-// The sum of exp(x - max) over some x, as it is carried along while max still grows (Milakov and Gimelshein 2018).
+// The running sum of exp(x - max), while max still grows (Milakov and Gimelshein 2018).
 struct Online {
     float max, sum;
 };
@@ -27,7 +27,7 @@ inline __device__ Online block_join(Online x, Online* shared) {
     return warp_join(lane < blockDim.x / WARP ? shared[lane] : Online{LOWEST, 0.0f});
 }
 
-// What the pad columns hold takes no part: `value` in their place, in the one pack of a row that has both.
+// Replaces pad columns by `value`, in the one pack of a row that has both pad and other columns.
 template <int W>
 __device__ void replace_pads(Floats<W>& x, int v, int V, float value) {
     if (v + W <= V) return;
@@ -35,7 +35,7 @@ __device__ void replace_pads(Floats<W>& x, int v, int V, float value) {
     for (int k = 0; k < W; k++) x.v[k] = v + k < V ? x.v[k] : value;
 }
 
-// This thread's part of the row. The largest of a pack first: one rescaling a pack, not one an element.
+// Reads this thread's part of the row. Taking the maximum of a pack first needs one rescaling per pack.
 template <int W>
 __device__ Online read_logits(const real* logits, int V) {
     Online online = {LOWEST, 0.0f};
@@ -76,9 +76,9 @@ __device__ void row_cross_entropy(float* losses, real* logits, const int* target
 }
 
 // losses (N,) float32 of logits (N, Vp) against targets (N,) in [0, V); with_gradient: logits become dlogits * scale.
-// The pad columns [V, Vp) take no part, whatever they hold, and get gradient 0.
-// Launch: a block of 1024 threads for every row: so few rows are under way at once that the second reading hits the
-// second-level cache (100 KB a row at V = 50257, two blocks on each of 132 multiprocessors: 27 MB of an H100's 50).
+// The pad columns [V, Vp) are ignored and get gradient 0.
+// Launch: a block of 1024 threads for every row. Then few enough rows are in flight for the second reading to hit the
+// second-level cache (100 KB per row at V = 50257, two blocks on each of 132 multiprocessors: 27 MB of an H100's 50).
 // Source: own; llm.c's fused_classifier_kernel5 also works in place.
 extern "C" __global__ void __launch_bounds__(1024)
 cross_entropy(float* losses, real* logits, const int* targets, int V, int Vp, float scale, int with_gradient) {
@@ -99,9 +99,9 @@ __device__ void part_statistics(float* maxima, float* sums, float* target_logits
     target_logits[n] = 0 <= target && target < V ? widen(row[target]) : 0.0f;
 }
 
-// Of a part of the vocabulary, the first of two readings of its logits (N, Vp), of which V columns count, perhaps none:
-// each row's maxima = max_v logit, sums = sum_v exp(logit - max), target_logits, 0 of another part's. All (N,) float32.
-// targets (N,) as the part numbers its columns.
+// First reading of a vocabulary shard's logits (N, Vp), of which V >= 0 columns count. Writes, for each row, maxima =
+// max_v logit, sums = sum_v exp(logit - max), and target_logits, 0 if another shard has the target. All (N,) float32.
+// targets (N,) are columns of the shard.
 // Launch: a block of 1024 threads for every row.
 // Source: own; the order of exchanges is that of Megatron-LM's vocab_parallel_cross_entropy.
 extern "C" __global__ void __launch_bounds__(1024)
@@ -112,15 +112,15 @@ row_statistics(float* maxima, float* sums, float* target_logits, const real* log
     else part_statistics<1>(maxima, sums, target_logits, logits, targets, V, Vp, shared);
 }
 
-// sums (N,) of exp(logit - own_maxima) become those of exp(logit - maxima).
-// Launch: any one-dimensional grid, a thread for every number or loop.
+// Turns sums (N,) of exp(logit - own_maxima) into sums of exp(logit - maxima).
+// Launch: any one-dimensional grid; threads loop over numbers.
 extern "C" __global__ void __launch_bounds__(256)
 rescale_sums(float* sums, const float* own_maxima, const float* maxima, int N) {
     for (long long n = thread_of_grid(); n < N; n += threads_of_grid())
         sums[n] *= exponential(own_maxima[n] - maxima[n]);
 }
 
-// losses (N,) of maxima, sums and target_logits (N,) of all shards.
+// losses (N,) from maxima, sums and target_logits (N,) of all shards.
 // Launch: as above.
 extern "C" __global__ void __launch_bounds__(256)
 losses_over_shards(float* losses, const float* maxima, const float* sums, const float* target_logits, int N) {
@@ -128,7 +128,7 @@ losses_over_shards(float* losses, const float* maxima, const float* sums, const 
         losses[n] = logf(sums[n]) + (maxima[n] - target_logits[n]);
 }
 
-// The second reading: logits become dlogits * scale, with maxima and sums (N,) of all shards.
+// Second reading: turns logits into dlogits * scale, with maxima and sums (N,) of all shards.
 // Launch: a block of 1024 threads for every row.
 extern "C" __global__ void __launch_bounds__(1024)
 gradient_of_shard(real* logits, const int* targets, const float* maxima, const float* sums, int V, int Vp,

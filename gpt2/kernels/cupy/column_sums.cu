@@ -1,4 +1,4 @@
-// Column sums of a matrix, for the gradient of a bias: in two phases without atomics, always the same order.
+// Column sums of a matrix, for bias gradients: in two phases without atomics, always in the same order.
 #include "common.cuh"
 
 constexpr int ROWS_AT_ONCE = 8;
@@ -18,8 +18,8 @@ __device__ void sum_rows(float* partial_sums, const real* rows, int N, int width
 
 // First phase: partial_sums[block row] = the sums over the block row's part of rows (N, width).
 // partial_sums (block rows, width) float32.
-// Launch: blocks of (WARP, ROWS_AT_ONCE) threads, a grid (chunks, block rows), the number of block rows being part of the
-// result's rounding; a chunk is WARP packs, or WARP columns if the width is no multiple of PACK.
+// Launch: blocks of (WARP, ROWS_AT_ONCE) threads, a grid (chunks, block rows). The number of block rows affects
+// rounding. A chunk is WARP packs, or WARP columns if the width is not a multiple of PACK.
 extern "C" __global__ void __launch_bounds__(256)
 column_sums(float* partial_sums, const real* rows, int N, int width) {
     __shared__ __align__(16) float shared[ROWS_AT_ONCE * WARP * PACK];

@@ -1,4 +1,4 @@
-// What the kernel files share: the storage type, 16-byte accesses, sums over warps and blocks.
+// Shared by the kernel files: the storage type, 16-byte accesses, sums over warps and blocks.
 //
 // Each file is compiled once for each storage type: `real` is __nv_bfloat16 under -DBFLOAT16 and float otherwise.
 // Values are widened to float32 when read and rounded (to nearest, ties to even) when written; arithmetic is float32.
@@ -20,7 +20,7 @@ typedef float real;
 constexpr int WARP = 32;
 constexpr unsigned WHOLE_WARP = 0xffffffffu;
 constexpr int PACK = 16 / sizeof(real);  // elements of one 16-byte access
-constexpr float LOWEST = -3.402823466e38f;  // of float32: NVRTC has no INFINITY
+constexpr float LOWEST = -3.402823466e38f;  // the lowest float32, as NVRTC has no INFINITY
 
 inline __device__ float widen(float x) { return x; }
 inline __device__ void narrow(float* to, float x) { *to = x; }
@@ -28,7 +28,7 @@ inline __device__ void narrow(float* to, float x) { *to = x; }
 #ifdef BFLOAT16
 inline __device__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 inline __device__ void narrow(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
-// The hardware's approximations are some 2^-21 off: far below what bfloat16 keeps.
+// The hardware's approximations have errors of about 2^-21, far below bfloat16's precision.
 inline __device__ float exponential(float x) { return __expf(x); }
 inline __device__ float quotient(float a, float b) { return __fdividef(a, b); }
 #else
@@ -36,7 +36,7 @@ inline __device__ float exponential(float x) { return expf(x); }
 inline __device__ float quotient(float a, float b) { return a / b; }
 #endif
 
-// W neighbouring elements as they lie in memory; moved in accesses of at most 16 bytes.
+// W adjacent elements as in memory, moved in accesses of at most 16 bytes.
 template <class T, int W>
 struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) Pack {
     T v[W];
@@ -84,14 +84,14 @@ inline __device__ bool is_aligned(const void* pointer) { return reinterpret_cast
 inline __device__ long long thread_of_grid() { return blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x; }
 inline __device__ long long threads_of_grid() { return gridDim.x * static_cast<long long>(blockDim.x); }
 
-// The sum over the warp, in every lane of it.
+// Returns the sum over the warp, in every lane.
 template <class T>
 inline __device__ T warp_sum(T x) {
     for (int distance = WARP / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(WHOLE_WARP, x, distance);
     return x;
 }
 
-// The sum over a one-dimensional block, in every thread. shared: WARP elements, not to be used again without a barrier.
+// Returns the sum over a one-dimensional block, in every thread. shared: WARP elements; reuse needs a barrier.
 template <class T>
 inline __device__ T block_sum(T x, T* shared) {
     int lane = threadIdx.x % WARP;

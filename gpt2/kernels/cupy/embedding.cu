@@ -1,7 +1,7 @@
 // Token plus position embedding, and its gradients without atomics: always the same order of additions.
 #include "common.cuh"
 
-constexpr int ROWS_AT_ONCE = 8;  // of one token's rows: a frequent token has thousands
+constexpr int ROWS_AT_ONCE = 8;  // rows of one token: a frequent token has thousands
 
 template <int W>
 __device__ void add_embeddings(real* out, const int* tokens, const real* wte, const real* wpe, int rows, int N, int T,
@@ -18,8 +18,8 @@ __device__ void add_embeddings(real* out, const int* tokens, const real* wte, co
 }
 
 // out[b, t] = wte[tokens[b, t]] + wpe[t].  out (N = B*T, C), tokens (N,), wte (rows, C), wpe (context >= T, C).
-// Tokens outside of [0, rows) are other parts' and give 0; wpe is null where another part adds it.
-// Launch: any one-dimensional grid, a thread for every PACK channels or loop.
+// Tokens outside of [0, rows) belong to other shards and give 0. wpe is null if another tp rank adds it.
+// Launch: any one-dimensional grid; threads loop over PACK channels each.
 // Source: llm.c, encoder_forward.
 extern "C" __global__ void __launch_bounds__(256)
 embedding_forward(real* out, const int* tokens, const real* wte, const real* wpe, int rows, int N, int T, int C) {
@@ -27,7 +27,7 @@ embedding_forward(real* out, const int* tokens, const real* wte, const real* wpe
     else add_embeddings<1>(out, tokens, wte, wpe, rows, N, T, C);
 }
 
-// The sum over every ROWS_AT_ONCE-th row of the group of equal tokens that starts at `first`, from this thread's one.
+// The sum over every ROWS_AT_ONCE-th row of the group of equal tokens that starts at `first`, from this thread's row.
 template <int W>
 __device__ Floats<W> group_sum(const real* dout, const int* order, const int* sorted_tokens, int first, int N, int C) {
     Floats<W> sum = {};
@@ -41,7 +41,7 @@ template <int W>
 __device__ void add_group(real* dwte, const real* dout, const int* order, const int* sorted_tokens, int N, int C,
                           float* shared) {
     const int first = blockIdx.x;
-    if (first > 0 && sorted_tokens[first - 1] == sorted_tokens[first]) return;  // another block has this token
+    if (first > 0 && sorted_tokens[first - 1] == sorted_tokens[first]) return;  // another block handles this token
     real* row = dwte + static_cast<long long>(sorted_tokens[first]) * C;
     for (int chunk = blockIdx.y * WARP * W; chunk < C; chunk += gridDim.y * WARP * W) {
         const int c = chunk + threadIdx.x * W;
@@ -59,10 +59,10 @@ __device__ void add_group(real* dwte, const real* dout, const int* order, const 
     }
 }
 
-// dwte[token] += sum of dout's rows where it stood.  dwte (Vp, C), dout (N, C), order (N,) the rows sorted by token,
-// sorted_tokens (N,) their tokens.
+// dwte[token] += sum of dout's rows of this token.  dwte (Vp, C), dout (N, C), order (N,): rows sorted by token,
+// sorted_tokens (N,): their tokens.
 // Launch: blocks of (WARP, ROWS_AT_ONCE) threads, a grid (N, chunks of WARP*PACK channels): a block for every sorted
-// row, of which only those work that are first of their token; so the number of groups need not be known to the host.
+// row. Only the first block of each token works, so the host need not know the number of tokens.
 // Source: own; llm.c's wte_backward_kernel sorts into buckets as well.
 extern "C" __global__ void __launch_bounds__(256)
 embedding_backward_tokens(real* dwte, const real* dout, const int* order, const int* sorted_tokens, int N, int C) {
@@ -83,8 +83,8 @@ __device__ void sum_positions(real* dwpe, const real* dout, int B, int T, int co
     }
 }
 
-// dwpe[t] = or += sum over b of dout[b, t]; written are zeros from T on.  dwpe (context, C), dout (B, T, C).
-// Launch: any one-dimensional grid, a thread for every PACK channels or loop.
+// dwpe[t] = or += sum over b of dout[b, t]; without accumulation, zeros from T on.  dwpe (context, C), dout (B, T, C).
+// Launch: any one-dimensional grid; threads loop over PACK channels each.
 // Source: llm.c, wpe_backward_kernel.
 extern "C" __global__ void __launch_bounds__(256)
 embedding_backward_positions(real* dwpe, const real* dout, int B, int T, int context, int C, int accumulate) {

@@ -3,13 +3,13 @@
 //     y = x/2 (1 + tanh(u)) = x / h,    h = 1 + exp(-2u),    u = s (x + 0.044715 x^3),    s = sqrt(2/pi)
 //     dy/dx = (1 + (x - y) 2 du/dx) / h,    du/dx = s (1 + 3*0.044715 x^2)
 //
-// Kept for backward is x, not the slope: that is what cuBLASLt's GELU epilogues leave and take too.
+// x is kept for backward, not the slope, because cuBLASLt's GELU epilogues do the same.
 #include "common.cuh"
 
 constexpr float SCALE = 0.7978845608f;
 constexpr float CUBIC = 0.044715f;
 
-// For x below -10 or so h is infinite, and the quotients are the zeros they should be.
+// For x below about -10, h is infinite and the quotients are 0, as they should be.
 inline __device__ float gelu_h(float x) { return 1.0f + exponential(-2.0f * SCALE * x * (1.0f + CUBIC * x * x)); }
 
 inline __device__ float gelu_slope(float x) {
@@ -24,14 +24,14 @@ __device__ void add_bias_gelu(real* out, real* saved, const real* bias, long lon
         Floats<W> x = load<W>(saved + i);
         x += load<W>(bias + static_cast<unsigned>(i / W) % row_packs * W);  // in 32 bits: 64 would cost more than GELU
         store<W>(saved + i, x);
-        x = load<W>(saved + i);  // as rounded: backward takes the slope there
+        x = load<W>(saved + i);  // the rounded value, at which backward takes the slope
         for (int k = 0; k < W; k++) x.v[k] = quotient(x.v[k], gelu_h(x.v[k]));
         store<W>(out + i, x);
     }
 }
 
 // saved += bias, out = gelu(saved).  out, saved (N, width), bias (width,); count = N * width.
-// Launch: any one-dimensional grid, a thread for every PACK elements or loop.
+// Launch: any one-dimensional grid; threads loop over PACK elements each.
 extern "C" __global__ void __launch_bounds__(256)
 bias_gelu_forward(real* out, real* saved, const real* bias, long long count, int width) {
     if (width % PACK == 0) add_bias_gelu<PACK>(out, saved, bias, count, width);
@@ -47,8 +47,8 @@ __device__ void times_slope(real* dinputs, const real* saved, long long count) {
     }
 }
 
-// dinputs *= gelu'(saved): the gradient of GELU's output before, of its input after.  dinputs, saved (count,).
-// Launch: any one-dimensional grid, a thread for every PACK elements or loop.
+// dinputs *= gelu'(saved): turns the gradient of GELU's output into that of its input.  dinputs, saved (count,).
+// Launch: any one-dimensional grid; threads loop over PACK elements each.
 extern "C" __global__ void __launch_bounds__(256) gelu_backward(real* dinputs, const real* saved, long long count) {
     if (count % PACK == 0) times_slope<PACK>(dinputs, saved, count);
     else times_slope<1>(dinputs, saved, count);

@@ -1,4 +1,4 @@
-// LayerNorm over the channels (Ba, Kiros, Hinton 2016), joined with the residual addition before it.
+// LayerNorm over the channels (Ba, Kiros, Hinton 2016), fused with the residual addition before it.
 //
 //     y = n * weight + bias,    n = (x - mean) * rstd,    rstd = 1 / sqrt(var + 1e-5)
 #include "common.cuh"
@@ -6,14 +6,14 @@
 constexpr float EPSILON = 1e-5f;
 constexpr int SUMMANDS_AT_ONCE = 8;
 
-// What a row is: inputs, or inputs + (branch + branch_bias) where there is a branch. residual and branch (C,) or null.
+// A row is inputs, or inputs + (branch + branch_bias) if there is a branch. residual and branch (C,) or null.
 struct Summands {
     real* residual;
     const real *inputs, *branch, *branch_bias;
 };
 
 // Fills this warp's row in shared memory with the row as stored (rounded), writes residual, returns the mean.
-// Every lane reads again only what it wrote itself: no barrier is needed.
+// Every lane only reads what it wrote itself, so no barrier is needed.
 template <int W>
 __device__ float read_row(real* row, const Summands& from, int C) {
     float sum = 0.0f;
@@ -32,7 +32,7 @@ __device__ float read_row(real* row, const Summands& from, int C) {
     return warp_sum(sum) / C;
 }
 
-// 1 / sqrt(var + epsilon), from deviations instead of squares: nothing cancels.
+// 1 / sqrt(var + epsilon), from deviations instead of squares, to avoid cancellation.
 template <int W>
 __device__ float row_rstd(const real* row, float mean, int C) {
     float sum = 0.0f;
@@ -74,8 +74,8 @@ __device__ void normalize(Summands from, real* out, float* mean, float* rstd, co
     }
 }
 
-// residual = inputs + (branch + branch_bias), out = LayerNorm(residual); without a branch (null, and its bias and
-// residual, too) LayerNorm(inputs).
+// residual = inputs + (branch + branch_bias), out = LayerNorm(residual). If branch, branch_bias and residual are null,
+// out = LayerNorm(inputs).
 // residual, out, inputs, branch (N, C); mean, rstd (N,) float32; branch_bias, weight, bias (C,).
 // Launch: a warp for every row; dynamic shared memory of one row of `real` a warp.
 // Source: own; llm.c's fused_residual_forward_kernel5 also keeps the row in shared memory.
@@ -94,9 +94,9 @@ struct Row {
     float mean, rstd;
 };
 
-constexpr int PARAMETERS = 2, WITH_COLUMN_SUMS = 3;  // rows of sums: of dweight and dbias, and of the result's columns
+constexpr int PARAMETERS = 2, WITH_COLUMN_SUMS = 3;  // kinds of sums: dweight and dbias, and the column sums of dinputs
 
-// Adds what the row has at c, ... c + W - 1 to this warp's sums of dweight and dbias, and to the lane's of g, g n.
+// Adds the row's terms at c, ... c + W - 1 to this warp's sums of dweight and dbias, and to the lane's of g and g n.
 template <int W>
 __device__ void add_to_sums(float* sums, Floats<2>& lane_sums, const Row& row, int c, int C) {
     Floats<W> dy = load<W>(row.doutputs + c), n = load<W>(row.inputs + c), w = load<W>(row.weight + c);
@@ -112,8 +112,8 @@ __device__ void add_to_sums(float* sums, Floats<2>& lane_sums, const Row& row, i
     store<W>(sums + C + c, dbias);
 }
 
-// The same channels' gradients of the inputs, and their sum over rows. means: over the row, of g and of g n. What is read
-// for the second time may still be in the first-level cache.
+// Computes dinputs of the same channels, and their sum over rows. means: of g and of g n over the row. The second
+// reading often hits the first-level cache.
 template <int W>
 __device__ void add_to_dinputs(float* column_sums, const Row& row, const Floats<2>& means, int c) {
     Floats<W> dy = load<W>(row.doutputs + c), x = load<W>(row.inputs + c), w = load<W>(row.weight + c);
@@ -153,9 +153,9 @@ __device__ void rows_backward(float* sums, real* dinputs, const real* doutputs, 
 // First of two phases, with g = dy * weight:  dinputs += rstd (g - mean_c(g) - n mean_c(g n)),
 // partial_sums[block] = the sums over the block's rows of dy n, of dy and, with three kinds, of dinputs then.
 // dinputs, doutputs, inputs (N, C); partial_sums (blocks, kinds, C) float32; mean, rstd (N,) float32; weight (C,).
-// Launch: any one-dimensional grid, its size and its blocks' being part of the result's rounding; a warp takes a row at a
-// time, with dynamic shared memory of kinds*C float32 a warp.
-// Source: own; llm.c's layernorm_backward_kernel10 does both phases in one, by the last block to arrive.
+// Launch: any one-dimensional grid; grid and block size affect rounding. A warp processes one row at a time, with
+// dynamic shared memory of kinds*C float32 per warp.
+// Source: own; llm.c's layernorm_backward_kernel10 does both phases in one kernel, in the last block to finish.
 extern "C" __global__ void __launch_bounds__(256, 4)
 layernorm_backward(real* dinputs, float* partial_sums, const real* doutputs, const real* inputs, const float* mean,
                    const float* rstd, const real* weight, int N, int C, int kinds) {

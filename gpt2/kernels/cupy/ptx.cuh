@@ -1,7 +1,7 @@
-// The instructions of sm_80 and later that CUDA C++ has no words for. tests/gpu/cuda_shim has its own of each.
+// Instructions of sm_80 and later that CUDA C++ does not offer. tests/gpu/cuda_shim has replacements.
 //
-// Fragments are numbered as in the PTX manual, mma.m16n8k16: lane l has of the left operand (16, 16) the rows l/4 and
-// l/4 + 8, of the right one (16, 8) the column l/4, of the sums (16, 8) the rows l/4 and l/4 + 8 and columns 2(l%4), +1.
+// Fragments are numbered as in the PTX manual, mma.m16n8k16: lane l has rows l/4 and l/4 + 8 of the left operand (16,
+// 16), column l/4 of the right one (16, 8), and rows l/4 and l/4 + 8, columns 2(l%4), +1 of the sums (16, 8).
 #pragma once
 
 #ifndef CPU_SHIM
@@ -18,8 +18,8 @@ inline __device__ void tensor_multiply(float* sums, const unsigned* left, const 
         : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));
 }
 
-// Four matrices (8, 8) of two-byte elements: lane l gives the address of row l%8 of matrix l/8, 16 bytes in shared
-// memory, and gets of each matrix the elements 2(l%4), +1 of row l/4.
+// Loads four matrices (8, 8) of two-byte elements: lane l passes the address of row l%8 of matrix l/8, 16 bytes in
+// shared memory, and receives the elements 2(l%4), +1 of row l/4 of each matrix.
 inline __device__ void load_matrices(unsigned* fragments, const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(fragments[0]), "=r"(fragments[1]), "=r"(fragments[2]), "=r"(fragments[3])
@@ -27,7 +27,7 @@ inline __device__ void load_matrices(unsigned* fragments, const void* row) {
                  : "memory");
 }
 
-// The same of the transposed matrices: each lane gets the rows 2(l%4), +1 of column l/4.
+// The same for the transposed matrices: each lane receives the rows 2(l%4), +1 of column l/4.
 inline __device__ void load_matrices_transposed(unsigned* fragments, const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(fragments[0]), "=r"(fragments[1]), "=r"(fragments[2]), "=r"(fragments[3])
@@ -35,7 +35,7 @@ inline __device__ void load_matrices_transposed(unsigned* fragments, const void*
                  : "memory");
 }
 
-// Starts to copy 16 bytes from global to shared memory; zeros where they are not `wanted`.
+// Starts to copy 16 bytes from global to shared memory, or zeros unless `wanted`.
 inline __device__ void copy_async(void* shared, const void* global, bool wanted) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :
@@ -43,6 +43,6 @@ inline __device__ void copy_async(void* shared, const void* global, bool wanted)
                  : "memory");
 }
 
-// Until the copies that this thread has started are there; for those of other threads a barrier has to follow.
+// Waits for the copies that this thread has started. A barrier must follow for those of other threads.
 inline __device__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 #endif

@@ -1,4 +1,4 @@
-// The sum of squares that clipping needs, in two phases: always the same order of additions for the same grid.
+// The sum of squares for gradient clipping, in two phases: the same order of additions for the same grid.
 #include "common.cuh"
 
 template <int W>
@@ -11,7 +11,7 @@ __device__ float add_squares(float sum, const real* flat, long long start, long 
 }
 
 // partial_sums[block] = the sum of squares of the block's part of flat (count,).  partial_sums (blocks,) float32.
-// Launch: any one-dimensional grid of whole warps, its size being part of the result's rounding.
+// Launch: any one-dimensional grid of whole warps; its size affects rounding.
 extern "C" __global__ void __launch_bounds__(256)
 sum_of_squares(float* partial_sums, const real* flat, long long count) {
     __shared__ float shared[WARP];

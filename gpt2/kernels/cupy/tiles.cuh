@@ -1,7 +1,7 @@
 // A warp's products of tiles in shared memory: tensor cores in bfloat16, plain multiplications in float32.
 //
-// Two forms are all that attention needs. Tiles in shared memory have rows of D elements, STRIDE<D> apart: one pack more
-// than they hold, so that the rows which a warp reads together lie in different banks.
+// Attention needs two forms. Tiles in shared memory have rows of D elements, STRIDE<D> apart: one pack more than D, so
+// that the rows which a warp reads together are in different banks.
 #pragma once
 #include "common.cuh"
 #include "ptx.cuh"
@@ -9,10 +9,10 @@
 template <int D>
 constexpr int STRIDE = D + PACK;
 
-constexpr int FRAGMENT_ROWS = 16;  // of tensor_multiply's left operand
+constexpr int FRAGMENT_ROWS = 16;  // rows of tensor_multiply's left operand
 
-// A warp's tile in float32, spread over the lanes as tensor_multiply leaves its sums: v[m][n][i] lies in the lane's row
-// number 2 m + i/2, which is row_of that, and in column column_of(n, i).
+// A warp's tile in float32, spread over the lanes like tensor_multiply's sums: v[m][n][i] is in the lane's row number
+// 2 m + i/2 (see row_of), and in column column_of(n, i).
 template <int ROWS, int COLUMNS>
 struct Tile {
     float v[ROWS / FRAGMENT_ROWS][COLUMNS / 8][4];
