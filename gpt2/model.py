@@ -67,7 +67,7 @@ class GPT2:
             self.embedding = SparseEmbedding(kernels, parameters, gradients, before_use, lookup)
 
     def _sum_shards(self, rows):
-        """The sum over tensor-parallel shards (gpt2/parallel_model.py): here the model is whole."""
+        """Return the sum over tensor-parallel shards: `rows`, as here the model is whole (gpt2/parallel_model.py)."""
         return rows
 
     # Forward
@@ -91,7 +91,7 @@ class GPT2:
         return kept.losses.reshape(tokens.shape)
 
     def _transform(self, tokens, kept):
-        """kept.lnf (N, C) = what the classifier reads."""
+        """Run embedding, layers and final LayerNorm: kept.lnf (N, C) = the classifier's inputs."""
         layout = self.parameters.layout
         kept.tokens = tokens
         self.embedding.embed(kept.inputs, tokens)
@@ -101,7 +101,7 @@ class GPT2:
             self.before_use(*bounds)
             first = a.residual1, a.ln1, a.ln1_mean, a.ln1_rstd
             self._normalize(*first, stream, branch, self.scratch.branch_bias, w.ln1_weight, w.ln1_bias)
-            branch = self._attend(tokens.shape, a, w)
+            branch = self._attention(tokens.shape, a, w)
             second = a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd
             self._normalize(*second, a.residual1, branch, w.attproj_bias, w.ln2_weight, w.ln2_bias)
             branch = self._feed_forward(a, w)
@@ -110,6 +110,7 @@ class GPT2:
         self._finish(kept, stream, branch)
 
     def _finish(self, kept, stream, branch):
+        """Apply the final LayerNorm."""
         p = self.parameters
         self.before_use(*p.layout.ranges[-1])
         last = kept.residual, kept.lnf, kept.lnf_mean, kept.lnf_rstd
@@ -123,7 +124,7 @@ class GPT2:
             sums = residual, out, mean, rstd, stream, branch, branch_bias
             self.kernels.residual_layernorm_forward(*sums, weight, bias)
 
-    def _attend(self, shape, a, w):
+    def _attention(self, shape, a, w):
         """Return the branch (N, C) = attproj(attention(qkv(ln1))), without attproj's bias."""
         k = self.kernels
         k.linear_forward(a.qkv, a.ln1, w.qkv_weight, w.qkv_bias)

@@ -9,13 +9,14 @@ import math
 import numpy as np
 
 from gpt2.kernels.cupy.launch import THREADS, int32, storage
+from gpt2.model_shards import ONE_SHARD
 
 ROW_THREADS = 1024
 LOGITS_BYTES = 1 << 30  # at most so many bytes of logits at once if no gradient is wanted
 
 
 def classifier_forward(
-    device, losses, exponentials, row_scale, inputs, wte, targets, vocab_size, scale, first_token=0, tp_group=None
+    device, losses, exponentials, row_scale, inputs, wte, targets, vocab_size, scale, first_token=0, tp_group=ONE_SHARD
 ):
     """losses (N,) float32 of inputs (N, C) against host targets (N,), with wte (Vp, C).
 
@@ -29,7 +30,7 @@ def classifier_forward(
         device.spare = None
     known = min(max(0, vocab_size - first_token), len(wte))  # pad rows do not count; the last shard may have no others
     targets = device.upload("targets", targets - first_token)
-    if tp_group is not None:
+    if tp_group is not ONE_SHARD:
         return _forward_of_shard(device, losses, exponentials, inputs, wte, targets, known, scale, tp_group)
     for rows, logits in _logits(device, exponentials, inputs, wte):
         cross_entropy(device, losses[rows], logits, targets[rows], known, scale, exponentials is not None)
