@@ -16,7 +16,7 @@ def figures_of_run(measured: TimedRun) -> dict:
     }
     if any(row.get("loss") is not None for row in measured.run.log):
         figures |= {"loss": loss_curves.draw([measured]), "whole-run": whole_run.draw(measured)}
-    if (by_slice := slices.draw([measured])) is not None:
+    if (by_slice := slices.draw(measured)) is not None:
         figures["slices"] = by_slice
     if counted := node_traffic(measured.run, measured.times):
         links = [measured.run.links.get(node) for node in counted.nodes]
@@ -35,8 +35,6 @@ def figures_of_runs(measured: list[TimedRun]) -> dict:
     figures = {"comparison": comparison.draw_comparison(measured), "phases": comparison.draw_phases(measured)}
     figures["loss"] = loss_curves.draw(measured)
     figures |= {f"timeline-{file_name(one.label)}": timeline.draw(one) for one in measured}
-    if (by_slice := slices.draw(measured)) is not None:
-        figures["slices"] = by_slice
     points = [point for one in measured if (point := _model_point(one))]
     if points:
         figures["model"] = expected.draw_model(points)

@@ -39,12 +39,8 @@ def write_run(
     identities = [own | (places[rank] if places else {}) for rank, own in enumerate(identities)]
     for identity, rank_spans, offset in zip(identities, spans, offsets_ns, strict=True):
         clock = {"offset_ns": offset, "error_ns": 3000 if offset else 0}
-        header = files.header_of(files.TRACE_FORMAT, identity, clock)
-        trace = files.RecordFile(files.trace_path(folder / "traces", identity["rank"]), header, files.RECORD)
-        trace.begin()
-        trace.records += records_of(rank_spans, offset).tolist()
-        trace.write()
-        trace.close()
+        path = files.trace_path(folder / "traces", identity["rank"])
+        write_spans(path, files.TRACE_FORMAT, identity, clock, records_of(rank_spans, offset))
     config = {
         "format": files.RUN_FORMAT,
         "settings": {"strategy": strategy, "server": "colocated", **settings},
@@ -65,9 +61,13 @@ def write_calls(run, rank: int, calls, offset_ns=0) -> Path:
     """A rank's calls, such spans as write_run's, beside its trace."""
     identity, clock = identity_of(run, rank), {"offset_ns": offset_ns, "error_ns": 0}
     path = files.calls_path(Path(run) / "traces", rank)
-    header = files.header_of(files.CALLS_FORMAT, identity, clock)
-    path.write_bytes(json.dumps(header).encode() + b"\n" + records_of(calls, offset_ns).tobytes())
+    write_spans(path, files.CALLS_FORMAT, identity, clock, records_of(calls, offset_ns))
     return path
+
+
+def write_spans(path: Path, kind: str, identity: dict, clock: dict, records: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(json.dumps(files.header_of(kind, identity, clock)).encode() + b"\n" + records.tobytes())
 
 
 def identity_of(run, rank: int) -> dict:

@@ -9,15 +9,7 @@ import pytest
 from tests.support.make_run import IDENTITY, MS, three_ranks, write_run
 from traces import RunError, Tracer, read_run
 from traces.read.trace_files import read_at_end, read_counters, read_trace, to_rank_0
-from traces.record.files import (
-    COUNTERS,
-    END_CLOCKS,
-    SAMPLE_NS,
-    CounterFile,
-    counters_path,
-    trace_path,
-    write_at_end,
-)
+from traces.record.files import COUNTERS, END_CLOCKS, SAMPLE_NS, CounterFile, counters_path, trace_path, write_at_end
 from traces.record.own_cost import tracing_share
 from traces.record.phases import INDEX, STEP
 

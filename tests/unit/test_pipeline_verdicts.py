@@ -206,7 +206,7 @@ REMEDIES = {
     "an embedding": ({"embedding_ms": 30.0, "noise": 0.0} | LONG, "use --pipeline-layers 1,3,4,4"),
     "of two": (CASES["a long stage of two"][0], "use --pipeline-layers 4,4"),
     "layers unknown": ({"tau_ms": (60, 30, 30, 30), "layers": None} | LONG, "fewer layers with --pipeline-layers"),
-    "hosts": (CASES["a stage on several slow hosts"][0], "are faster, so look for what slows cn02, cn03"),
+    "hosts": (CASES["a stage on several slow hosts"][0], "layers are faster, so look for what slows cn02, cn03"),
     "a host": (CASES["a slow host of two copies' middle stage"][0], "ranks 2 and 3 on cn01 compute 0.7"),
     "across": (PARTS | {"tensor_ms": 12.0, "nodes": (0, 1)}, "shards lie on several nodes"),
 }  # fmt: skip

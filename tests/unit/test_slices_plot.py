@@ -46,7 +46,7 @@ def measured_run(folder, when, steps=5):
 @pytest.mark.parametrize(("when", "expected"), [(together, 3.0), (in_turn, 1.0)])
 def test_slices_under_way_at_a_time_are_counted(tmp_path, when, expected):
     one = measured_run(tmp_path / "run", when)
-    figure = slices.draw([one])
+    figure = slices.draw(one)
     assert is_inside(figure)
     (number, of) = re.search(r"([\d.]+) of (\d) slices under way", top_of(figure)).groups()
     assert float(number) == pytest.approx(expected, abs=0.05)
@@ -57,7 +57,7 @@ def test_each_lane_has_its_roots_bytes_and_every_ranks_times(tmp_path):
     one = measured_run(tmp_path / "run", together)
     calls = slices.calls_of(one)
     assert [slices.slice_bytes(calls, root) for root in range(3)] == BYTES
-    figure = slices.draw([one])
+    figure = slices.draw(one)
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert [text for text in texts if "MB" in text] == ["1 MB", "1.5 MB", "2.5 MB"]
     found = np.concatenate([
@@ -77,17 +77,11 @@ def test_each_lane_has_its_roots_bytes_and_every_ranks_times(tmp_path):
             np.testing.assert_allclose(edges, wanted, atol=1e-6)
 
 
-def test_runs_below_each_other_have_one_axis_of_time_and_those_without_calls_are_left_out(tmp_path):
-    runs = [measured_run(tmp_path / name, when) for name, when in (("a", together), ("b", in_turn))]
-    (without,) = measure_runs([read_run(write_run(tmp_path / "c", three_ranks(5), NODES))], own_schedule)
-    figure = slices.draw([*runs, without])
-    assert is_inside(figure)
-    assert len(figure.axes) == 2
-    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
-    assert slices.draw([without]) is None
-    assert "slices" in figures.figures_of_run(runs[0])
+def test_a_run_without_calls_has_no_such_figure(tmp_path):
+    (without,) = measure_runs([read_run(write_run(tmp_path / "without", three_ranks(5), NODES))], own_schedule)
+    assert slices.draw(without) is None
     assert "slices" not in figures.figures_of_run(without)
-    assert "slices" in figures.figures_of_runs([*runs, without])
+    assert "slices" in figures.figures_of_run(measured_run(tmp_path / "with", together))
 
 
 def test_a_rank_without_a_trace_takes_its_slice_along(tmp_path):
@@ -97,4 +91,4 @@ def test_a_rank_without_a_trace_takes_its_slice_along(tmp_path):
     calls = slices.calls_of(part)
     assert sorted(set(calls.root)) == sorted(set(calls.rank)) == [0, 1]
     assert [slices.slice_bytes(calls, root) for root in range(2)] == [BYTES[0], BYTES[2]]
-    assert is_inside(slices.draw([part]))
+    assert is_inside(slices.draw(part))

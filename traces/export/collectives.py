@@ -18,12 +18,10 @@ class ExportedCollective:
 
     def sizes(self, bytes: np.ndarray, at_root: bool, ranks: int) -> tuple[np.ndarray, np.ndarray]:
         """(sent, received) bytes of one rank. bytes: of the vectors of these calls; ranks: how many take part."""
-        return tuple(_part(rule, bytes, at_root, ranks) for rule in (self.sends, self.receives))
-
-
-def _part(rule: str, sizes: np.ndarray, at_root: bool, ranks: int) -> np.ndarray:
-    whole = {"none": False, "all": True, "share": True, "root": bool(at_root), "others": not at_root}[rule]
-    return sizes * whole // (ranks if rule == "share" else 1)
+        parts = {"none": 0 * bytes, "all": bytes, "share": bytes // ranks}
+        parts["root"] = parts["all" if at_root else "none"]
+        parts["others"] = parts["none" if at_root else "all"]
+        return parts[self.sends], parts[self.receives]
 
 
 BCAST = ExportedCollective("MPI_Bcast", "root", "others")

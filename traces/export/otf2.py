@@ -16,19 +16,8 @@ from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
-from otf2 import (
-    CollectiveOp,
-    CollectiveRoot,
-    GroupType,
-    LocationType,
-    MetricMode,
-    Paradigm,
-    ParameterType,
-    RecorderKind,
-    RegionRole,
-    Type,
-    writer,
-)
+import otf2
+from otf2 import writer
 
 from traces.export import collectives as mpi
 from traces.export.spans import WORLD, Communicators, RankSpans, Spans, communicators, lay_out
@@ -45,12 +34,12 @@ COUNTED = {
 }
 # OTF2's name and role of each collective.
 OPERATIONS = {
-    mpi.BCAST: (CollectiveOp.BCAST, RegionRole.COLL_ONE2ALL),
-    mpi.BARRIER: (CollectiveOp.BARRIER, RegionRole.BARRIER),
-    mpi.REDUCE: (CollectiveOp.REDUCE, RegionRole.COLL_ALL2ONE),
-    mpi.ALLREDUCE: (CollectiveOp.ALLREDUCE, RegionRole.COLL_ALL2ALL),
-    mpi.ALLGATHER: (CollectiveOp.ALLGATHER, RegionRole.COLL_ALL2ALL),
-    mpi.REDUCE_SCATTER: (CollectiveOp.REDUCE_SCATTER_BLOCK, RegionRole.COLL_ALL2ALL),
+    mpi.BCAST: (otf2.CollectiveOp.BCAST, otf2.RegionRole.COLL_ONE2ALL),
+    mpi.BARRIER: (otf2.CollectiveOp.BARRIER, otf2.RegionRole.BARRIER),
+    mpi.REDUCE: (otf2.CollectiveOp.REDUCE, otf2.RegionRole.COLL_ALL2ONE),
+    mpi.ALLREDUCE: (otf2.CollectiveOp.ALLREDUCE, otf2.RegionRole.COLL_ALL2ALL),
+    mpi.ALLGATHER: (otf2.CollectiveOp.ALLGATHER, otf2.RegionRole.COLL_ALL2ALL),
+    mpi.REDUCE_SCATTER: (otf2.CollectiveOp.REDUCE_SCATTER_BLOCK, otf2.RegionRole.COLL_ALL2ALL),
 }
 MESSAGES = {"send": "MPI_Send", "recv": "MPI_Recv"}
 # The order of events of equal time.
@@ -69,7 +58,7 @@ def export(run: Run, path) -> list[Path]:
             RankEvents(archive.event_writer_from_location(location), definitions, groups, rank).write()
         for node, counts in spans.counts.items():
             process = definitions.processes[node]
-            ports = archive.event_writer(f"ports of node {node}", type=LocationType.METRIC, group=process)
+            ports = archive.event_writer(f"ports of node {node}", type=otf2.LocationType.METRIC, group=process)
             for time, *values in counts[["time", *COUNTED]].tolist():
                 ports.metric(time, definitions.ports, values)
     return [path]
@@ -86,19 +75,19 @@ class Definitions:
         self._registry = registry
         self._define_places([rank.place for rank in spans.ranks])
         self._define_comms(groups)
-        roles = {STEP: RegionRole.LOOP}
-        self.regions = [registry.region(name, region_role=roles.get(name, RegionRole.CODE)) for name in NAMES]
+        roles = {STEP: otf2.RegionRole.LOOP}
+        self.regions = [registry.region(name, region_role=roles.get(name, otf2.RegionRole.CODE)) for name in NAMES]
         self.collectives = {one: self._mpi_region(one.label, role) for one, (_, role) in OPERATIONS.items()}
-        self.messages = {name: self._mpi_region(label, RegionRole.POINT2POINT) for name, label in MESSAGES.items()}
-        self.step_number = registry.parameter(STEP, parameter_type=ParameterType.UINT64)
-        self.waited = registry.attribute("waited", description="ns of waiting for other ranks", type=Type.UINT64)
+        self.messages = {name: self._mpi_region(label, otf2.RegionRole.POINT2POINT) for name, label in MESSAGES.items()}
+        self.step_number = registry.parameter(STEP, parameter_type=otf2.ParameterType.UINT64)
+        self.waited = registry.attribute("waited", description="ns of waiting for other ranks", type=otf2.Type.UINT64)
         counters = [
             registry.metric_member(
-                name, text, metric_mode=MetricMode.ACCUMULATED_START, value_type=Type.UINT64, unit=unit
+                name, text, metric_mode=otf2.MetricMode.ACCUMULATED_START, value_type=otf2.Type.UINT64, unit=unit
             )
             for name, (text, unit) in COUNTED.items()
         ]
-        self.ports = registry.metric_class(counters, recorder_kind=RecorderKind.ABSTRACT)
+        self.ports = registry.metric_class(counters, recorder_kind=otf2.RecorderKind.ABSTRACT)
 
     def _define_places(self, places: list[dict]) -> None:
         root = self._registry.system_tree_node("run", class_name="machine")
@@ -116,16 +105,16 @@ class Definitions:
 
     def _define_comms(self, groups: Communicators) -> None:
         everybody = tuple(self.locations.values())
-        self._registry.group("ranks", GroupType.COMM_LOCATIONS, paradigm=Paradigm.MPI, members=everybody)
+        self._registry.group("ranks", otf2.GroupType.COMM_LOCATIONS, paradigm=otf2.Paradigm.MPI, members=everybody)
         self.comms = {}
         for number, ranks in enumerate(groups.members, start=WORLD):
             name = "MPI_COMM_WORLD" if number == WORLD else f"ranks {', '.join(map(str, ranks))}"
             members = tuple(self.locations[rank] for rank in ranks)
-            group = self._registry.group(name, GroupType.COMM_GROUP, paradigm=Paradigm.MPI, members=members)
+            group = self._registry.group(name, otf2.GroupType.COMM_GROUP, paradigm=otf2.Paradigm.MPI, members=members)
             self.comms[number] = self._registry.comm(name, group=group)
 
-    def _mpi_region(self, label: str, role: RegionRole):
-        return self._registry.region(label, region_role=role, paradigm=Paradigm.MPI)
+    def _mpi_region(self, label: str, role: otf2.RegionRole):
+        return self._registry.region(label, region_role=role, paradigm=otf2.Paradigm.MPI)
 
 
 class RankEvents:
@@ -187,7 +176,7 @@ class RankEvents:
         sent, received = collective.sizes(span["bytes"], root == self._number, len(ranks))
         operation, _ = OPERATIONS[collective]
         # MPI counts the root among the ranks of its communicator.
-        counted_root = CollectiveRoot.NONE.value if root < 0 else ranks.index(root)
+        counted_root = otf2.CollectiveRoot.NONE.value if root < 0 else ranks.index(root)
         self._events.mpi_collective_end(
             time, operation, self._definitions.comms[number], counted_root, int(sent), int(received),
             attributes={self._definitions.waited: int(span["waited"])},

@@ -58,9 +58,8 @@ def lay_out(run: Run) -> Spans:
     end = int(max(times["end"][-1] for times in written))
     nothing = np.empty(0, SPAN)
     ranks = [RankSpans(place, *found.get(place["rank"], (nothing, nothing))) for place in _places(run)]
-    rates, counts = (
-        {one.node: counted(one.records, begin, end) for one in run.counters} for counted in (_rates, _counts)
-    )
+    rates = {one.node: _rates(one.records, begin, end) for one in run.counters}
+    counts = {one.node: _counts(one.records, begin, end) for one in run.counters}
     return Spans(ranks, rates, counts, end)
 
 

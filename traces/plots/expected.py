@@ -36,7 +36,11 @@ def draw_scaling(measured: list[TimedRun]) -> Figure:
     handles += [Patch(**style, edgecolor="white", label=f"lost: {text}") for text, style in LOST.values()]
     notes = [*look.facts(measured), look.median_note(measured)]
     width = max(9.4, 4.7 + 0.95 * len(found))
-    with look.page(width, 3.7, _speedup(measured), _of_largest(measured), handles, notes) as figure:
+    largest = measured[-1]
+    subtitle = (
+        f"{largest.label} on {count_text(largest.figures['ranks'], 'rank')}: {largest.diagnosis.finding.headline}"
+    )
+    with look.page(width, 3.7, _speedup(measured), subtitle, handles, notes) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(4.7, width - 4.7))
         _draw_rates(left, measured)
         _draw_efficiencies(right, measured, found)
@@ -111,11 +115,6 @@ def _speedup(measured: list[TimedRun]) -> str:
     speedup = largest["tokens_per_s"] / smallest["tokens_per_s"]
     text = f"{largest['ranks']} ranks are {speedup:.1f} times as fast as {smallest['ranks']}"
     return f"{text}, of {largest['ranks'] / smallest['ranks']:.3g} possible"
-
-
-def _of_largest(measured: list[TimedRun]) -> str:
-    largest = measured[-1]
-    return f"{largest.label} on {count_text(largest.figures['ranks'], 'rank')}: {largest.diagnosis.finding.headline}"
 
 
 def draw_model(points: list[tuple[str, float, float]]) -> Figure:

@@ -83,7 +83,9 @@ def draw_waits(measured: TimedRun) -> Figure:
         Patch(**_style(name), label=f"waits {STATE_STYLE[name][0]}" if name in STATE_STYLE else name) for name in bars
     ]
     notes = [*look.facts([measured]), look.median_note([measured])]
-    title = title_lines(measured.diagnosis, measured.label, "waits", _waits(bars, ranks))
+    waits = sum((row for name, row in bars.items() if name in STATES), np.zeros(ranks))
+    facts = f"in exchanges, ranks wait {short_ms(waits.min(), 3)} to {short_ms(waits.max(), 3)} ms a step for others"
+    title = title_lines(measured.diagnosis, measured.label, "waits", facts)
     with look.page(9, lane * ranks + 0.52, *title, handles, notes) as figure:
         axes = figure.subplots()
         left = np.zeros(ranks)
@@ -96,11 +98,6 @@ def draw_waits(measured: TimedRun) -> Figure:
         axes.set_xlabel("milliseconds of the median step", labelpad=2)
         label_lanes(axes, measured, lane)
     return figure
-
-
-def _waits(bars: dict[str, np.ndarray], ranks: int) -> str:
-    waits = sum((row for name, row in bars.items() if name in STATES), np.zeros(ranks))
-    return f"in exchanges, ranks wait {short_ms(waits.min(), 3)} to {short_ms(waits.max(), 3)} ms a step for others"
 
 
 def _style(name: str) -> dict:

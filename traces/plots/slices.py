@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from traces.plots import look
@@ -63,27 +64,33 @@ def calls_of(measured: TimedRun) -> StepCalls | None:
     return StepCalls(rank, np.searchsorted(numbers, found["root"]), found["phase"], start, end, found["bytes"], end_ms)
 
 
-def draw(measured: list[TimedRun]) -> Figure | None:
-    """Draw the runs that have calls below each other, on one time axis. None if no run has calls."""
-    shown = [(one, calls) for one in measured if (calls := calls_of(one)) is not None]
-    if not shown:
+def draw(measured: TimedRun) -> Figure | None:
+    """Draw the calls of the representative step. None if none were recorded."""
+    calls = calls_of(measured)
+    if calls is None:
         return None
-    counts = [len(one.run.ranks) for one, _ in shown]
-    lane = min(LANE_INCHES, MOST_INCHES / sum(counts))
-    facts = [f"{under_way(calls):.1f} of {len(np.unique(calls.root))} slices under way at a time" for _, calls in shown]
-    title = title_lines(shown[0][0].diagnosis, shown[0][0].label, "slices", facts[0])
-    if len(shown) > 1:
-        title = "; ".join(f"{one.label}: {text}" for (one, _), text in zip(shown, facts, strict=True)), ""
-    kinds = {name for _, calls in shown for name in calls.kinds}
-    inches = lane * sum(counts) + (0.45 if len(shown) > 1 else 0.25) * len(shown) + 0.45
+    ranks = len(measured.run.ranks)
+    lane = min(LANE_INCHES, MOST_INCHES / ranks)
+    facts = f"{under_way(calls):.1f} of {len(np.unique(calls.root))} slices under way at a time"
+    title = title_lines(measured.diagnosis, measured.label, "slices", facts)
     lines = "a lane: the slice of that root; in it a line for each rank, rank 0 on top, the root's line dark"
-    notes = [*look.facts([one for one, _ in shown]), lines]
-    with look.page(9, inches, *title, look.legend_handles(kinds), notes) as figure:
-        rows = figure.subplots(len(shown), 1, sharex=True, squeeze=False, height_ratios=counts)[:, 0]
-        for axes, (one, calls) in zip(rows, shown, strict=True):
-            _draw_run(axes, one, calls, lane, names_it=len(shown) > 1)
-        rows[0].set_xlim(0, max(max(calls.end.max(), calls.end_ms) for _, calls in shown))
-        rows[-1].set_xlabel("milliseconds from the step's beginning", labelpad=2)
+    notes = [*look.facts([measured]), lines]
+    with look.page(9, lane * ranks + 0.7, *title, look.legend_handles(calls.kinds), notes) as figure:
+        axes = figure.subplots()
+        for name in calls.kinds:
+            for is_root in (False, True):
+                chosen = (calls.kind == INDEX[name]) & ((calls.root == calls.rank) == is_root)
+                _draw_lines(axes, calls, chosen, ranks, _colour(name, is_root))
+        axes.set_xlim(0, max(calls.end.max(), calls.end_ms))
+        axes.set_ylim(ranks - 0.5, -0.5)
+        axes.set_xlabel("milliseconds from the step's beginning", labelpad=2)
+        label_nodes(axes, measured, lane)
+        _mark(axes, measured, calls)
+        for root in np.unique(calls.root).tolist():
+            axes.annotate(
+                bytes_text(slice_bytes(calls, root)), (1, root), (3, 0), xycoords=("axes fraction", "data"),
+                textcoords="offset points", va="center", size=7, color=look.FAINT, annotation_clip=False,
+            )  # fmt: skip
     return figure
 
 
@@ -105,25 +112,6 @@ def slice_bytes(calls: StepCalls, root: int) -> int:
     return int(calls.size[own].sum())
 
 
-def _draw_run(axes: Axes, measured: TimedRun, calls: StepCalls, lane: float, names_it: bool) -> None:
-    ranks = len(measured.run.ranks)
-    for name in calls.kinds:
-        for is_root in (False, True):
-            chosen = (calls.kind == INDEX[name]) & ((calls.root == calls.rank) == is_root)
-            _draw_lines(axes, calls, chosen, ranks, _colour(name, is_root))
-    axes.set_ylim(ranks - 0.5, -0.5)
-    label_nodes(axes, measured, lane)
-    _mark(axes, measured, calls)
-    for root in np.unique(calls.root).tolist():
-        text = bytes_text(slice_bytes(calls, root))
-        axes.annotate(
-            text, (1, root), (3, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
-            size=7, color=look.FAINT, annotation_clip=False,
-        )  # fmt: skip
-    if names_it:
-        axes.set_title(measured.label, loc="left", size=9, pad=13)
-
-
 def _draw_lines(axes: Axes, calls: StepCalls, chosen: np.ndarray, ranks: int, colour: str) -> None:
     """Draw a line for each call, in its root's lane at its rank's height."""
     height = LANE_PART / ranks
@@ -135,11 +123,8 @@ def _draw_lines(axes: Axes, calls: StepCalls, chosen: np.ndarray, ranks: int, co
     axes.add_collection(lines, autolim=False)
 
 
-def _colour(name: str, is_root: bool) -> str:
-    colour = look.COLOUR[name]
-    if not is_root:
-        return colour
-    return "#" + "".join(f"{int(colour[at : at + 2], 16) * 45 // 100:02x}" for at in (1, 3, 5))
+def _colour(name: str, is_root: bool) -> tuple[float, ...]:
+    return tuple(part * (0.45 if is_root else 1.0) for part in to_rgb(look.COLOUR[name]))
 
 
 def _mark(axes: Axes, measured: TimedRun, calls: StepCalls) -> None:

@@ -31,8 +31,11 @@ def label_places(axes: Axes, run: Run, lane_inches: float) -> None:
     order = lane_order(run)
     mesh = run.mesh
     every = 2 ** max(0, ceil(log2(0.14 / lane_inches)))
-    shown = range(0, len(order), every)
-    axes.set_yticks(shown, [_label(run, int(order[row])) for row in shown], size=7.5, color=INK)
+    labels = []
+    for place in order[::every].tolist():
+        host = f", {run.ranks[place].identity['host'].split('.')[0][:16]}" if len(run.nodes) > 1 else ""
+        labels.append(f"{mesh.name(place)} (rank {run.rank_numbers[place]}{host})")
+    axes.set_yticks(range(0, len(order), every), labels, size=7.5, color=INK)
     axes.tick_params(axis="y", length=0, pad=4)
     axes.spines["left"].set_visible(False)
     bands = (mesh.replica if mesh.replicas > 1 else mesh.stage)[order]
@@ -40,11 +43,6 @@ def label_places(axes: Axes, run: Run, lane_inches: float) -> None:
     if len(edges) - 1 < len(bands):
         for low, high in list(pairwise(edges))[::2]:
             axes.axhspan(low - 0.5, high - 0.5, color=BAND, zorder=0, linewidth=0)
-
-
-def _label(run: Run, place: int) -> str:
-    host = f", {run.ranks[place].identity['host'].split('.')[0][:16]}" if len(run.nodes) > 1 else ""
-    return f"{run.mesh.name(place)} (rank {run.rank_numbers[place]}{host})"
 
 
 def number_microbatches(axes: Axes, measured: TimedRun, first: int, count: int) -> None:

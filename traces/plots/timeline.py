@@ -36,7 +36,9 @@ def draw(measured: TimedRun) -> Figure:
     if error_ns:
         notes.append(f"clocks aligned to {error_ns * 1e-3:.0f} µs")
     inches = sum(heights) + 0.7 + 0.2 * bool(ports)
-    title = title_lines(measured.diagnosis, measured.label, "timeline", _facts(measured))
+    steps = count_text(measured.figures["steps"], "step")
+    facts = f"{short_ms(measured.figures['step_ms'])} ms a step, the median of {steps}"
+    title = title_lines(measured.diagnosis, measured.label, "timeline", facts)
     with look.page(9, inches, *title, look.legend_handles(lanes.parts), notes) as figure:
         top, *below = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         draw_lanes(top, lanes, ranks, lane)
@@ -48,11 +50,6 @@ def draw(measured: TimedRun) -> Figure:
             _draw_ports(axes, measured, first, count, ports)
         figure.axes[-1].set_xlabel("milliseconds", labelpad=2)
     return figure
-
-
-def _facts(measured: TimedRun) -> str:
-    steps = count_text(measured.figures["steps"], "step")
-    return f"{short_ms(measured.figures['step_ms'])} ms a step, the median of {steps}"
 
 
 def _window(measured: TimedRun, most: int = STEPS) -> tuple[int, int]:

@@ -85,12 +85,12 @@ class Run:
 
 def better_links(start: dict[int, dict], end: dict[int, dict]) -> dict[int, dict]:
     """`Run.links`, from the links by node before and after the run."""
-    return {node: _better(link, end.get(node, link)) for node, link in start.items()}
-
-
-def _better(link: dict, other: dict) -> dict:
-    rates = {name: max(link[name], other[name]) for name in ("in", "out", "both")}
-    return link | rates | {"latency_s": min(link["latency_s"], other["latency_s"])}
+    found = {}
+    for node, link in start.items():
+        other = end.get(node, link)
+        rates = {name: max(link[name], other[name]) for name in ("in", "out", "both")}
+        found[node] = link | rates | {"latency_s": min(link["latency_s"], other["latency_s"])}
+    return found
 
 
 def read_links(path, config: dict) -> list[dict]:

@@ -10,29 +10,20 @@ import numpy as np
 
 from traces.read import schemas, span_checks
 from traces.read.tails import from_a_whole_step, read_bytes, read_records
-from traces.record.files import (
-    CALLS_FORMAT,
-    COUNTERS,
-    COUNTERS_FORMAT,
-    END_CLOCKS,
-    END_LINKS,
-    RECORD,
-    TRACE_FORMAT,
-    VERSION,
-    RunError,
-)
+from traces.record import files
+from traces.record.files import RECORD, VERSION, RunError
 from traces.record.phases import INDEX, NAMES
 
 COUNTERS_HEADER = {
-    "format": schemas.one_of(COUNTERS_FORMAT),
+    "format": schemas.one_of(files.COUNTERS_FORMAT),
     "version": schemas.one_of(VERSION),
     "node": schemas.RANK,
     "host": schemas.NAME,
     "ports": schemas.TEXT.listed(),
 }
 AT_END = {
-    END_CLOCKS: schemas.CLOCK | {"node": schemas.RANK, "at_ns": schemas.TIME_NS},
-    END_LINKS: schemas.LINK,
+    files.END_CLOCKS: schemas.CLOCK | {"node": schemas.RANK, "at_ns": schemas.TIME_NS},
+    files.END_LINKS: schemas.LINK,
 }
 MOST_DRIFT = 0.1  # of the time between two measurements: no clock runs so wrong
 
@@ -52,7 +43,7 @@ class RankTrace:
 
 @dataclass(frozen=True)
 class NodeCounters:
-    """One node's counters. records: array of COUNTERS, sorted by time."""
+    """One node's counters. records: array of files.COUNTERS, sorted by time."""
 
     node: int
     host: str
@@ -67,7 +58,7 @@ def read_trace(path, end_clocks: dict[int, dict] | None = None, most_bytes: int 
     whole steps that fit.
     """
     try:
-        header, records, is_cut = _read_spans(path, TRACE_FORMAT, most_bytes)
+        header, records, is_cut = _read_spans(path, files.TRACE_FORMAT, most_bytes)
         identity = header["identity"]
         clock = header["clock"]
         end_clock = (end_clocks or {}).get(identity["node"])
@@ -88,7 +79,7 @@ def read_calls(path, end_clocks: dict[int, dict], most_bytes: int | None = None)
 
     OSError, RunError, or ValueError where the calls are damaged.
     """
-    header, calls, _ = _read_spans(path, CALLS_FORMAT, most_bytes)
+    header, calls, _ = _read_spans(path, files.CALLS_FORMAT, most_bytes)
     identity = header["identity"]
     span_checks.check_calls(calls, identity["ranks"])
     _move(calls, header["clock"], end_clocks.get(identity["node"]))
@@ -97,7 +88,7 @@ def read_calls(path, end_clocks: dict[int, dict], most_bytes: int | None = None)
 
 def read_counters(path, end_clocks: dict[int, dict], most_bytes: int | None = None) -> NodeCounters:
     """Read one node's counters, as read_trace does. OSError, or ValueError where the file is damaged."""
-    header, records, _ = read_records(path, COUNTERS, schemas.parse, most_bytes)
+    header, records, _ = read_records(path, files.COUNTERS, schemas.parse, most_bytes)
     schemas.check_fields("its header", header, COUNTERS_HEADER)
     schemas.check_clock(header.get("clock"))
     span_checks.check_samples(records)
@@ -106,7 +97,7 @@ def read_counters(path, end_clocks: dict[int, dict], most_bytes: int | None = No
 
 
 def read_at_end(folder, name: str) -> dict[int, dict]:
-    """Read END_CLOCKS or END_LINKS by node; {} where the run did not reach its end. OSError; ValueError if damaged."""
+    """Read END_CLOCKS or END_LINKS by node; {} if the run did not reach its end. OSError; ValueError if damaged."""
     path = Path(folder) / name
     if not path.exists():
         return {}

@@ -149,31 +149,21 @@ class Receives:
 
 def find_receives(run: Run) -> Receives:
     """Match a rank's n-th receive from a sender in a step with that sender's n-th send to it in the step."""
-    sends, receives = (_messages(run, name) for name in ("send", "recv"))
-    place_of = {rank: place for place, rank in enumerate(run.rank_numbers)}
-    found = []
-    for (step, sender, receiver, order), (place, index, begun, end) in receives.items():
-        if (sent := sends.get((step, sender, receiver, order))) is not None:
-            waits = min(max(0, sent[2] - begun), end - begun)
-            found.append((step, place, place_of[sender], index, waits))
-    columns = np.array(found, np.int64).reshape(-1, 5).T
-    return Receives(*columns)
-
-
-def _messages(run: Run, phase: str) -> dict[tuple[int, int, int, int], tuple[int, int, int, int]]:
-    """{(step, sender, receiver, order): (place, index, start, end)} of all ranks' records of "send" or "recv"."""
-    found = {}
-    for place, trace in enumerate(run.ranks):
-        own = run.rank_numbers[place]
-        index = np.flatnonzero(trace.records["phase"] == INDEX[phase])
-        records = trace.records[index]
-        step, root = (records[name].astype(np.int64) for name in ("step", "root"))
-        order = _occurrence(step * (int(root.max(initial=0)) + 1) + root)
-        columns = (step, root, order, index, records["start"], records["end"])
-        for number, other, nth, at, start, end in zip(*(column.tolist() for column in columns), strict=True):
-            ends = (own, other) if phase == "send" else (other, own)
-            found[number, *ends, nth] = place, at, start, end
-    return found
+    calls = collect_calls(run, PIPELINE)
+    step = calls.records["step"]
+    root = calls.records["root"]
+    start = calls.records["start"]
+    is_send = calls.records["phase"] == INDEX["send"]
+    ends = np.stack([step, np.where(is_send, calls.rank, root), np.where(is_send, root, calls.rank)], axis=1)
+    kind = np.unique(ends, axis=0, return_inverse=True)[1].ravel()
+    sends = np.flatnonzero(is_send)
+    receives = np.flatnonzero(~is_send)
+    keys = (kind[some] * (len(kind) + 1) + _occurrence(kind[some]) for some in (receives, sends))
+    _, matched_receives, matched_sends = np.intersect1d(*keys, assume_unique=True, return_indices=True)
+    receives = receives[matched_receives]
+    sends = sends[matched_sends]
+    waits_ns = np.clip(start[sends] - start[receives], 0, calls.records["end"][receives] - start[receives])
+    return Receives(step[receives], calls.place[receives], calls.place[sends], calls.index[receives], waits_ns)
 
 
 @dataclass(frozen=True)
@@ -225,13 +215,12 @@ def find_wait_states(run: Run) -> WaitStates:
     cause = calls.place[np.concatenate([last, first])]
     kept = nanoseconds > 0
     call = call[kept]
-    waits = calls.records["step"][call], calls.place[call], cause[kept], state[kept], nanoseconds[kept] * 1e-9
-    return WaitStates(*map(np.concatenate, zip(waits, _receive_states(run), strict=True)))
-
-
-def _receive_states(run: Run) -> tuple[np.ndarray, ...]:
-    """Step, place, cause, state and seconds of the receives that waited."""
-    found = find_receives(run)
-    kept = found.waits_ns > 0
-    state = np.full(kept.sum(), STATES.index("late_sender"))
-    return found.step[kept], found.place[kept], found.sender[kept], state, found.waits_ns[kept] * 1e-9
+    received = find_receives(run)
+    late = received.waits_ns > 0
+    return WaitStates(
+        step=np.concatenate([calls.records["step"][call], received.step[late]]),
+        place=np.concatenate([calls.place[call], received.place[late]]),
+        cause=np.concatenate([cause[kept], received.sender[late]]),
+        state=np.concatenate([state[kept], np.full(late.sum(), STATES.index("late_sender"))]),
+        seconds=np.concatenate([nanoseconds[kept], received.waits_ns[late]]) * 1e-9,
+    )

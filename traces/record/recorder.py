@@ -8,12 +8,35 @@ from traces.record.files import RECORD, RecordFile
 from traces.record.phases import INDEX, NAMES, STEP, check_phase
 from traces.record.steps import TracedSteps
 from traces.record.stream_times import GPU_PHASES, StreamTimes
-from traces.record.traced_call import TracedCall
 
 # Short steps are written between steps, so that no step includes the writing; long ones inside, so that a crash loses
 # at most a second.
 WRITE_AT_STEP_END_NS = 500_000_000
 WRITE_AT_PHASE_END_NS = 1_000_000_000
+
+
+class TracedCall:
+    """A call that begins now, in this step: call `ended()` when it is complete, or put a with block around it.
+
+    file: None where nothing is written.
+    """
+
+    __slots__ = ("_call", "_file")
+
+    def __init__(self, file: RecordFile | None, step: int, name: str, size: int, root: int):
+        self._file = file
+        self._call = (step, INDEX[name], root, perf_counter_ns(), size)
+
+    def ended(self) -> None:
+        if self._file is not None:
+            step, phase, root, start, size = self._call
+            self._file.records.append((step, phase, root, start, perf_counter_ns(), size))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.ended()
 
 
 class Tracer:

@@ -78,20 +78,19 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Distance:
-    """How far apart two runs are at the worst step. of: "loss", or "norm", which is relative."""
+    """How far apart two runs are at the worst step.
 
-    of: str
-    step: int
-    found: float
+    what: "loss curves" or "gradients". excess: the distance over what rounding explains, which is `allowed`. text: the
+    distance in words. largest: the largest difference of the losses.
+    """
+
+    what: str
+    excess: float
+    text: str
     allowed: float
+    reason: str
     largest: float
     largest_at: int
-    labels: tuple[str, str]
-    reason: str
-
-    @property
-    def excess(self) -> float:
-        return self.found / self.allowed if self.found == self.found else np.inf
 
 
 def compare_curves(measured: list[TimedRun]) -> Comparison | None:
@@ -107,8 +106,7 @@ def compare_curves(measured: list[TimedRun]) -> Comparison | None:
         return Comparison("other", "The runs have no step in common: their losses are not compared", "")
     worst = max(distances, key=lambda distance: distance.excess)
     if worst.excess > 1:
-        what = "gradients" if worst.of == "norm" else "loss curves"
-        return Comparison("differ", f"The {what} differ", _difference(worst))
+        return Comparison("differ", f"The {worst.what} differ", worst.text)
     count = "both" if len(measured) == 2 else f"all {len(measured)}"
     return Comparison("agree", f"The same loss curve from {count} runs", _agreement(distances))
 
@@ -171,27 +169,23 @@ def _distance(one: TimedRun, other: TimedRun) -> _Distance | None:
     distance = np.where(both_lost, 0.0, np.abs(losses[0] - losses[1]))
     allowed = np.where(both_lost, 1.0, tolerance(steps, losses.min(axis=0), distance, rounding))
     with np.errstate(invalid="ignore"):
-        worst = int(np.argmax(np.where(np.isnan(distance), np.inf, distance / allowed)))
+        excess = np.where(np.isnan(distance), np.inf, distance / allowed)
+    worst = int(np.argmax(excess))
     largest = int(np.argmax(distance))
-    facts = (float(distance[largest]), int(steps[largest]), (one.label, other.label), rounding.reason)
-    found = _Distance("loss", int(steps[worst]), float(distance[worst]), float(allowed[worst]), *facts)
+    what = "loss curves"
+    text = f"{distance[worst]:.2g} apart at step {steps[worst]}, rounding explains {allowed[worst]:.1g}"
+    if np.isnan(distance[worst]):
+        text = f"one loss is no longer a number at step {steps[worst]}, the other is; rounding does not explain it"
     norms = [log[steps[0]].get("grad_norm") for log in logs]
     if None not in norms and steps[0] == 1 and max(norms) > 0:
         apart = abs(norms[0] - norms[1]) / max(norms)
-        norm = _Distance("norm", 1, apart, rounding.norm, *facts)
-        found = max(found, norm, key=lambda distance: distance.excess) if norm.excess > 1 else found
-    return found
-
-
-def _difference(worst: _Distance) -> str:
-    pair = f"{worst.labels[0]} and {worst.labels[1]}"
-    if worst.of == "norm":
-        apart = f"gradient norms differ by {worst.found:.2g} of their size at step 1"
-    elif np.isnan(worst.found):
-        return f"{pair}: one loss is no longer a number at step {worst.step}, the other is"
-    else:
-        apart = f"{worst.found:.2g} apart at step {worst.step}"
-    return f"{pair}: {apart}, rounding explains {worst.allowed:.1g} ({worst.reason})"
+        if apart / rounding.norm > max(1.0, excess[worst]):
+            what = "gradients"
+            excess[worst] = apart / rounding.norm
+            text = f"gradient norms {apart:.2g} of their size apart at step 1, rounding explains {rounding.norm:.1g}"
+    text = f"{one.label} and {other.label}: {text} ({rounding.reason})"
+    facts = (float(allowed[worst]), rounding.reason, float(distance[largest]), int(steps[largest]))
+    return _Distance(what, float(excess[worst]), text, *facts)
 
 
 def _agreement(distances: list[_Distance]) -> str:

@@ -10,21 +10,8 @@ import numpy as np
 from traces.read.pipeline_times import shortest_forwards
 from traces.record.phases import COMPUTE, COPY
 from traces.units import seconds_text
+from traces.verdict import thresholds
 from traces.verdict.evidence import Evidence, Finding
-from traces.verdict.thresholds import (
-    ALMOST_ALWAYS,
-    CHANCE,
-    DATA_ON_ALL,
-    DEVIATIONS,
-    FEWEST_ALIKE,
-    FEWEST_STALLS,
-    LEAST_SHARE,
-    LEAST_STALL_SHARE,
-    MOST_OF_STALLS,
-    SLOW,
-    STALL,
-    UNEVEN,
-)
 
 
 def straggler(evidence: Evidence) -> list[Finding]:
@@ -75,7 +62,7 @@ def _slow_groups(evidence: Evidence) -> list[tuple[np.ndarray, list[int]]]:
 
 
 def _alike_stages(evidence: Evidence) -> list[np.ndarray]:
-    """Groups of the workers of stages with as many layers, with FEWEST_ALIKE others at least.
+    """Groups of the workers of stages with as many layers, with thresholds.FEWEST_ALIKE others at least.
 
     Of two stages, nobody knows which one is slow. The last stage is left out because it has the head, and the first one
     if its only forward sends the embedding.
@@ -86,7 +73,11 @@ def _alike_stages(evidence: Evidence) -> list[np.ndarray]:
     layers = np.array(pipeline.layers[:-1])
     first = 0 if pipeline.microbatches > 1 else 1
     stages = [np.flatnonzero(layers[first:] == count) + first for count in np.unique(layers[first:])]
-    return [np.concatenate([evidence.alike[stage] for stage in some]) for some in stages if len(some) > FEWEST_ALIKE]
+    return [
+        np.concatenate([evidence.alike[stage] for stage in some])
+        for some in stages
+        if len(some) > thresholds.FEWEST_ALIKE
+    ]
 
 
 def _slow_among(evidence: Evidence, group: np.ndarray) -> list[int]:
@@ -94,7 +85,7 @@ def _slow_among(evidence: Evidence, group: np.ndarray) -> list[int]:
     if len(group) < 2:
         return []
     ratio, excess = against_others(evidence.compute[:, group])
-    return group[_stands_out(ratio) & (np.median(excess, axis=0) >= LEAST_SHARE * evidence.step_s)].tolist()
+    return group[_stands_out(ratio) & (np.median(excess, axis=0) >= thresholds.LEAST_SHARE * evidence.step_s)].tolist()
 
 
 def _slow_across_stages(evidence: Evidence, group: np.ndarray) -> list[int]:
@@ -115,8 +106,8 @@ def _stands_out(ratio: np.ndarray) -> np.ndarray:
     usual = np.median(ratio, axis=0)
     # Two ranks differ only from each other.
     deviation = 1.4826 * np.median(np.abs(usual - np.median(usual))) if len(usual) > 2 else 0.0
-    enough = 1 + max(SLOW - 1, CHANCE * deviation)
-    return (usual >= enough) & ((ratio > 1 + (SLOW - 1) / 2).mean(axis=0) >= ALMOST_ALWAYS)
+    enough = 1 + max(thresholds.SLOW - 1, thresholds.CHANCE * deviation)
+    return (usual >= enough) & ((ratio > 1 + (thresholds.SLOW - 1) / 2).mean(axis=0) >= thresholds.ALMOST_ALWAYS)
 
 
 def _excess(evidence: Evidence, group: np.ndarray, slow: list[int]) -> np.ndarray:
@@ -148,8 +139,10 @@ def imbalance(evidence: Evidence) -> list[Finding]:
     heavy = medians > (longest + shortest) / 2
     lost_s = longest - float(medians.mean())
     apart = np.median(compute[:, heavy], axis=1) / np.median(compute[:, ~heavy], axis=1) if heavy.any() else np.ones(1)
-    is_steady = (apart > 1 + (UNEVEN - 1) / 2).mean() >= ALMOST_ALWAYS and np.median(apart) >= UNEVEN
-    if not is_steady or heavy.sum() < 2 or lost_s < LEAST_SHARE * evidence.step_s:
+    is_steady = (apart > 1 + (thresholds.UNEVEN - 1) / 2).mean() >= thresholds.ALMOST_ALWAYS and np.median(
+        apart
+    ) >= thresholds.UNEVEN
+    if not is_steady or heavy.sum() < 2 or lost_s < thresholds.LEAST_SHARE * evidence.step_s:
         return []
     ranks = ", ".join(str(evidence.run.rank_numbers[place]) for place in evidence.workers[heavy])
     text = f"work is uneven: ranks {ranks} compute up to {seconds_text(longest)} a step, the fastest rank "
@@ -176,8 +169,12 @@ def stalls(evidence: Evidence) -> list[Finding]:
     count = (excess > 0).sum(axis=0)
     place = int(np.argmax(total))
     lost_s = float(total[place]) / steps
-    is_one_ranks = ranks == 1 or total[place] >= MOST_OF_STALLS * total.sum()
-    if count[place] < FEWEST_STALLS or not is_one_ranks or lost_s < LEAST_STALL_SHARE * evidence.step_s:
+    is_one_ranks = ranks == 1 or total[place] >= thresholds.MOST_OF_STALLS * total.sum()
+    if (
+        count[place] < thresholds.FEWEST_STALLS
+        or not is_one_ranks
+        or lost_s < thresholds.LEAST_STALL_SHARE * evidence.step_s
+    ):
         return []
     rank = evidence.run.rank_numbers[place]
     node = evidence.run.rank_nodes[place]
@@ -203,7 +200,7 @@ def stall_seconds(own: np.ndarray, step_s: float) -> np.ndarray:
     excess = own - np.median(own, axis=0)
     excess = excess - (np.maximum(0.0, np.median(excess, axis=1, keepdims=True)) if own.shape[1] > 2 else 0.0)
     deviation = 1.4826 * np.median(np.abs(excess))
-    return np.where(excess > max(STALL * step_s, DEVIATIONS * deviation), excess, 0.0)
+    return np.where(excess > max(thresholds.STALL * step_s, thresholds.DEVIATIONS * deviation), excess, 0.0)
 
 
 def _stalled_phase(evidence: Evidence, place: int, stalled: np.ndarray) -> str | None:
@@ -227,11 +224,11 @@ def data(evidence: Evidence) -> list[Finding]:
     if seconds.shape[1] > 1:
         _, excess = against_others(seconds)
         lost = np.median(excess, axis=0)
-        late = evidence.workers[lost >= LEAST_SHARE * evidence.step_s].tolist()
+        late = evidence.workers[lost >= thresholds.LEAST_SHARE * evidence.step_s].tolist()
         if len(late) == 1:
             return [_late_data(evidence, late[0], float(lost.max()), typical_s)]
     slowest_s = float(np.median(seconds.max(axis=1)))
-    if np.median(seconds, axis=0).mean() < DATA_ON_ALL * evidence.step_s:
+    if np.median(seconds, axis=0).mean() < thresholds.DATA_ON_ALL * evidence.step_s:
         return []
     text = f"reading data takes {seconds_text(slowest_s)} of a {seconds_text(evidence.step_s)} step on every rank: "
     text += "put the shards on a faster file system, or on local disks"

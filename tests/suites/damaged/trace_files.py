@@ -23,7 +23,7 @@ class FollowingCalls(Following):
     def use(self, run) -> None:
         super().use(run)
         if len(self.seen) % 8 == 1:
-            slices.draw(measure_runs([run], own_schedule))
+            slices.draw(measure_runs([run], own_schedule)[0])
 
 
 def of_trace(mutator: Mutator, content: bytes) -> bytes:
