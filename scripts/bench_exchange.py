@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dist.buffers import OwnBuffers
 from dist.console import open_console
+from dist.cost.memory import VECTOR_BYTES
 from dist.probe.links import segment_bytes
 from dist.probe.ports import Ports
 from dist.wire import WireFormat
@@ -28,7 +29,7 @@ from scripts.exchange_bench.progress import ExchangeProgress
 from scripts.exchange_bench.pytorch import Gloo, check_torch
 from scripts.exchange_bench.rounds import counted_repetition
 from scripts.exchange_bench.table import lower_bound_s, summarize, tables
-from scripts.exchange_bench.values import FLOAT32, vector_size
+from scripts.exchange_bench.values import vector_size
 from scripts.settings.training import OneLineParser
 from scripts.settings.units import bytes_per_s, repetitions, sizes
 
@@ -107,15 +108,15 @@ def bench(
     own_buffers = OwnBuffers(world, size)
     wire_format = WireFormat(segment_bytes=segment_bytes(rate))
     contenders = {name: make(world, own_buffers, wire_format) for name, make in makers.items()}
-    bound_s = lower_bound_s(FLOAT32 * size, world.node_count, rate)
+    bound_s = lower_bound_s(VECTOR_BYTES * size, world.node_count, rate)
     results = {name: [] for name in contenders}
     figures = {}
-    report["sizes"].append({"bytes": FLOAT32 * size, "bound_s": bound_s, "contenders": figures})
+    report["sizes"].append({"bytes": VECTOR_BYTES * size, "bound_s": bound_s, "contenders": figures})
     for turn, name, contender in in_turns(contenders, report["settings"]["repeat"]):
         if world.rank == 0:
             progress.begin_turn(size_bytes, turn, name)
         results[name].append(counted_repetition(world, turn, name, contender, ports))
-        figures[name] = summarize(contender, results[name], FLOAT32 * size, world.size, bound_s)
+        figures[name] = summarize(contender, results[name], VECTOR_BYTES * size, world.size, bound_s)
         if world.rank == 0:
             progress.end_turn(size_bytes, name, results[name][-1]["seconds"])
             file.keep(report | {"complete": False})

@@ -7,16 +7,17 @@ exactly, in any order of the additions.
 
 import numpy as np
 
+from dist.cost.memory import VECTOR_BYTES
+
 PERIOD = 4099
 SHARD_MULTIPLE = 16  # elements, as in training: a rank's shard begins on a cache line
-FLOAT32 = 4  # bytes
 LARGEST = 256  # bfloat16, with 8 bits of significand, holds every whole number up to this one
 
 
 def vector_size(size_bytes: int, ranks: int) -> int:
     """Return the elements of a vector of at least `size_bytes` bytes that divides into whole shards."""
     multiple = SHARD_MULTIPLE * ranks
-    return -(-size_bytes // (FLOAT32 * multiple)) * multiple
+    return -(-size_bytes // (VECTOR_BYTES * multiple)) * multiple
 
 
 def rank_values(rank: int, ranks: int) -> np.ndarray:

@@ -155,7 +155,7 @@ class CutStep:
         layer, head = operations(self.config, self.length)
         return head / (self.cut.layers[-1] * layer + head)
 
-    # The copies.
+    # The replicas.
 
     def exchange_s(self, kind: type[Strategy], overlaps: bool) -> float:
         """Return the exposed exchange between replicas with this strategy, in seconds. Raise UnknownChoice.
@@ -182,10 +182,10 @@ class CutStep:
             of = shard.cluster.placement, shard.cluster.rate_in, shard.cluster.rate_out
             alike.setdefault(tuple(tuple(np.ravel(one)) for one in of), []).append(shard)
         found = []
-        for pieces in alike.values():
-            pieces.sort(key=lambda shard: (shard.layout.count, self.ends_s[shard.stage]), reverse=True)
+        for group in alike.values():
+            group.sort(key=lambda shard: (shard.layout.count, self.ends_s[shard.stage]), reverse=True)
             latest_s = -1.0
-            for shard in pieces:
+            for shard in group:
                 if self.ends_s[shard.stage] > latest_s:
                     latest_s = self.ends_s[shard.stage]
                     found.append(shard)
@@ -220,8 +220,8 @@ class CutStep:
         """Return the largest share of the whole model that one rank updates."""
         amounts = []
         for shard in self.shards:
-            count, cluster = shard.layout.count, shard.cluster
-            share = kind.traits.memory.of_rank(count, self.seats.copies, cluster.nodes).updated_share(count)
+            count = shard.layout.count
+            share = kind.traits.memory.of_rank(count, self.seats.copies, shard.cluster.nodes).updated_share(count)
             amounts.append(count / self.training.parameters * share)
         return max(amounts)
 

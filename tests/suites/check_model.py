@@ -15,6 +15,7 @@ import time
 import numpy as np
 
 from dist.buffers import OwnBuffers
+from dist.cost.memory import VECTOR_BYTES
 from dist.cost.model import Cluster, Prediction, lower_bound_s, predict
 from dist.cost.mpi_choices import UnknownChoice, library_key
 from dist.mpi import MPI
@@ -26,7 +27,7 @@ from gpt2.errors import UserError
 from scripts.bench_exchange import exchange_parser
 from scripts.exchange_bench.contenders import chosen_makers, makers
 from scripts.exchange_bench.rounds import measure
-from scripts.exchange_bench.values import FLOAT32, vector_size
+from scripts.exchange_bench.values import vector_size
 from scripts.machine.host import machine, versions
 from scripts.settings.units import duration_s
 from strategies import STRATEGIES
@@ -119,8 +120,8 @@ def compare(world, cluster: Cluster, names: list[str], size_bytes: int, repeat: 
     results = measure(world, contenders, repeat, Ports())
     for contender in contenders.values():
         contender.close()
-    rows = {name: row(cluster, name, FLOAT32 * size, results[name]) for name in names}
-    return {"bytes": FLOAT32 * size, "strategies": rows}
+    rows = {name: row(cluster, name, VECTOR_BYTES * size, results[name]) for name in names}
+    return {"bytes": VECTOR_BYTES * size, "strategies": rows}
 
 
 def row(cluster: Cluster, name: str, size_bytes: int, repetitions: list[dict]) -> dict:
@@ -149,8 +150,8 @@ def row(cluster: Cluster, name: str, size_bytes: int, repetitions: list[dict]) -
 def predicted(cluster: Cluster, name: str, size_bytes: int) -> Prediction:
     """name: a contender's, NAME, NAME/own or NAME/bfloat16. UnknownChoice."""
     strategy, _, form = name.partition("/")
-    item = WIRE_BYTES.get(form, FLOAT32)
-    size = size_bytes // FLOAT32 * item
+    item = WIRE_BYTES.get(form, VECTOR_BYTES)
+    size = size_bytes // VECTOR_BYTES * item
     messages, library = STRATEGIES[strategy].traits.messages, library_key(library_name())
     return predict(messages, cluster, size, library, item, own_operation=form == "own")
 
