@@ -119,7 +119,7 @@ def train(name: str, ranks: int, out: Path, training: list[str]) -> int:
 
 
 def run(command: list[str], **options) -> int:
-    """Run a command in its own process session: Ctrl-C reaches only this program, which then ends the command."""
+    """Run a command out of the terminal's reach: Ctrl-C comes to this program, which then ends the command."""
     options |= {"stdin": subprocess.DEVNULL, "start_new_session": True}
     return run_process(command, partial(end_process, grace_s=GRACE_S), **options)
 

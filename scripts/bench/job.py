@@ -1,4 +1,4 @@
-"""What a benchmark of an MPI job was measured with."""
+"""The part of a report that describes the job and its machines."""
 
 import sys
 

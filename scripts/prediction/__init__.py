@@ -1,1 +1,1 @@
-"""What a step would take elsewhere, by the cost model and a measured run: of advise.py and diagnose.py."""
+"""Predictions of steps by the cost model, calibrated by measured runs, for advise.py and diagnose.py."""

@@ -1,1 +1,1 @@
-"""Output about a run for people: figures, report.html, TensorBoard's event files."""
+"""Reports on a run: figures, report.html, TensorBoard's event files."""

@@ -84,7 +84,7 @@ def _verdict(title: str, answer: dict) -> str:
 
 
 def _speed(numbers: dict, config: dict) -> str:
-    """The run's speed in large figures: milliseconds, tokens a second, MFU, as far as they are known."""
+    """Show milliseconds, tokens per second and MFU in large type, as far as they are known."""
     shown = {f"a step (median of {numbers['steps']})": f"{short_ms(numbers['step_ms'])} ms"}
     if numbers["tokens_per_s"] is not None:
         shown["tokens a second"] = f"{numbers['tokens_per_s']:,.0f}"
@@ -106,7 +106,7 @@ def _code(config: dict) -> str:
 
 
 def _peak(config: dict) -> str:
-    """What is an MFU of 100%: "0.125 TFLOP/s (measured)". Or why that is not known; "" if config.json lacks it."""
+    """Return the rate of 100% MFU, like "0.125 TFLOP/s (measured)", or why it is unknown; "" if config.json lacks it."""
     peak = config.get("peak") or {}
     if not peak.get("tflops"):
         return peak.get("source", "")

@@ -1,1 +1,1 @@
-"""The parts of make_docs.py. A part runs what a page shows and returns the Markdown that goes between its marks."""
+"""The parts of make_docs.py. A part runs programs and returns the Markdown that goes between its marks."""

@@ -53,7 +53,7 @@ def held(strategy: str, layout: Layout, ranks: int) -> tuple[float, float]:
     room = embeddings + 2 * layer + last
     return {
         "reduce-scatter": (2 * whole + 2 * part, part),  # the sum of its block
-        "hierarchical-sharded": (2 * whole + 2 * part, whole - part),  # what it adds of its neighbours' gradients
+        "hierarchical-sharded": (2 * whole + 2 * part, whole - part),  # sums of its neighbours' gradients
         "zero-2": (whole + 3 * part, room),
         "zero-3": (4 * part, 2 * room),
     }[strategy]
