@@ -106,7 +106,7 @@ def _code(config: dict) -> str:
 
 
 def _peak(config: dict) -> str:
-    """Return the rate of 100% MFU, like "0.125 TFLOP/s (measured)", or why it is unknown; "" if config.json lacks it."""
+    """Return the rate of 100% MFU, like "0.125 TFLOP/s (measured)", or why it is unknown, or ""."""
     peak = config.get("peak") or {}
     if not peak.get("tflops"):
         return peak.get("source", "")

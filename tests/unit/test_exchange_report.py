@@ -2,10 +2,8 @@
 
 import copy
 
-import numpy as np
 import pytest
 
-from scripts.exchange_bench import values
 from scripts.exchange_bench.contenders import AllreduceContender, makers
 from scripts.exchange_bench.table import lower_bound_s, summarize, tables
 from tests.support.drawn import is_inside
@@ -120,22 +118,3 @@ def test_figures_of_several_sizes_of_few_and_of_one_node(report):
     only_half["sizes"][0]["contenders"] = {"MPI_Bcast": contenders["MPI_Bcast"]}
     assert exchange_bars.finding(only_half) == "MPI_Bcast takes 0.78 times the network's bound"
     assert is_inside(exchange_bars.draw(only_half))
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 9, 64, 300])
-def test_sums_that_bfloat16_holds_exactly(ranks):
-    """Whole numbers of at most 256, on many ranks too; some are above 64, so that a lost rank shows."""
-    sums = values.summed_values([True] * ranks)
-    assert (sums == np.rint(sums)).all()
-    assert 64 < sums.max() <= 256
-
-
-def test_a_wrong_number_anywhere_is_seen():
-    table = values.rank_values(0, 2)
-    flat = np.zeros(2 * values.PERIOD + 7, np.float32)
-    values.fill(flat, table)
-    assert values.is_filled(flat, table)
-    for place in (0, values.PERIOD, len(flat) - 7, len(flat) - 1):
-        wrong = flat.copy()
-        wrong[place] += 1
-        assert not values.is_filled(wrong, table)
