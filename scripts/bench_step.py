@@ -27,7 +27,7 @@ from dist.console import open_console
 from gpt2.config import PRESETS, preset_name
 from gpt2.errors import UserError
 from gpt2.files import place_of_file
-from scripts.settings.command_line import Parser
+from scripts.settings.command_line import USER_MISTAKE, Parser
 from scripts.step_bench.process import ContenderError, serve
 
 
@@ -47,7 +47,7 @@ def main():
         raise SystemExit(bench.bench(settings, PRESETS[settings.model]))
     except (ContenderError, UserError) as error:
         print(f"bench_step.py: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(USER_MISTAKE) from None
 
 
 def rival(text: str) -> tuple[str, Path | None]:
