@@ -25,10 +25,10 @@ from scripts.bench.job import describe_job
 from scripts.bench.report import ReportFile
 from scripts.bench.turns import in_turns
 from scripts.exchange_bench.contenders import chosen_makers
-from scripts.exchange_bench.progress import ExchangeProgress
-from scripts.exchange_bench.pytorch import Gloo, check_torch
+from scripts.exchange_bench.exchange_progress import ExchangeProgress
+from scripts.exchange_bench.exchange_table import lower_bound_s, summarize, tables
+from scripts.exchange_bench.gloo import Gloo, check_torch
 from scripts.exchange_bench.rounds import counted_repetition
-from scripts.exchange_bench.table import lower_bound_s, summarize, tables
 from scripts.exchange_bench.values import vector_size
 from scripts.settings.training import OneLineParser
 from scripts.settings.units import bytes_per_s, repetitions, sizes

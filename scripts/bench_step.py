@@ -34,10 +34,10 @@ from scripts.step_bench.process import ContenderError, serve
 def main():
     settings = parse()
     if settings.backend == "cupy":
-        from scripts.step_bench import gpu as bench
+        from scripts.step_bench import gpu_bench as bench
         from scripts.step_bench import gpu_contenders as contenders
     else:
-        from scripts.step_bench import cpu as bench
+        from scripts.step_bench import cpu_bench as bench
         from scripts.step_bench import cpu_contenders as contenders
     if settings.contender:  # this process measures on request (step_bench/process.py)
         return serve(contenders.MAKERS, *settings.contender)

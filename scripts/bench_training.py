@@ -29,14 +29,14 @@ from scripts.bench.job import describe_job
 from scripts.bench.report import ReportFile
 from scripts.bench.turns import in_turns
 from scripts.cluster.program import split_command
-from scripts.exchange_bench.pytorch import has_torch, start_gloo
+from scripts.exchange_bench.gloo import has_torch, start_gloo
 from scripts.settings.checks import complete
 from scripts.settings.derived import global_batch
 from scripts.settings.training import OneLineParser
 from scripts.settings.units import bytes_per_s, repetitions
 from scripts.training.plan import data_of
 from scripts.training_bench import ours
-from scripts.training_bench.table import median_s, summarize, table
+from scripts.training_bench.training_table import median_s, summarize, table
 
 
 def main():
@@ -98,12 +98,12 @@ def contenders(settings, training: list[str], world, s, config) -> dict:
         world.print("PyTorch is not installed (pip install torch), so ours is measured alone")
     else:
         start_gloo(world)  # before torch is loaded
-        from scripts.training_bench import pytorch
+        from scripts.training_bench import torch_training
 
         windows, _, _ = data_of(s, config.vocab_size, world)
         threads = s.threads or threads_per_rank(world)
-        for name in pytorch.FORMS:
-            makers[name] = partial(pytorch.train, world, name, s, config, windows, threads)
+        for name in torch_training.FORMS:
+            makers[name] = partial(torch_training.train, world, name, s, config, windows, threads)
     names = [*makers] if settings.contenders == "all" else settings.contenders.split(";")
     with world.together(UserError):
         check_names(names, makers)

@@ -17,7 +17,7 @@ from gpt2.kernels.cupy.attention import attention_backward, attention_forward
 from gpt2.kernels.cupy.compile import FOLDER
 from gpt2.parameters import Layout
 from scripts.machine.gpu import peak_tflops
-from scripts.step_bench import gpu, gpu_contenders
+from scripts.step_bench import gpu_bench, gpu_contenders
 from scripts.step_bench.gpu_kernels import ROWS, KernelTimes, launch_work, matmul_work
 from scripts.step_bench.gpu_table import floors, groups
 from scripts.step_bench.process import ContenderError
@@ -39,18 +39,23 @@ def settings(**changed):
 @pytest.fixture
 def few_steps(monkeypatch):
     for name in ("STEPS_A_TURN", "WARM_UP_STEPS"):
-        monkeypatch.setattr(gpu, name, 1)
+        monkeypatch.setattr(gpu_bench, name, 1)
     for name in ("apart", "torch-compiled"):
-        monkeypatch.delitem(gpu.CONTENDERS, name)
+        monkeypatch.delitem(gpu_bench.CONTENDERS, name)
 
 
 @needs_compiler
 @pytest.mark.usefixtures("few_steps")
 def test_the_whole_command(tmp_path, capsys):
     """Ours is measured; cuDNN, which is not there, costs a line, and so does PyTorch, but it was asked for."""
-    command = [sys.executable, str(ROOT / "tests/gpu/on_device/on_fake_gpu.py"), str(lasting_build()), *gpu.COMMAND[1:]]
+    command = [
+        sys.executable,
+        str(ROOT / "tests/gpu/on_device/on_fake_gpu.py"),
+        str(lasting_build()),
+        *gpu_bench.COMMAND[1:],
+    ]
     file, rates = tmp_path / "gpu.json", {"copy_bytes": 4096, "matmul_size": 64, "matmul_s": 0.01}
-    code = gpu.bench(settings(json=file, vs={"torch": None}), CONFIG, command, rates)
+    code = gpu_bench.bench(settings(json=file, vs={"torch": None}), CONFIG, command, rates)
     report, printed = json.loads(file.read_text()), capsys.readouterr().out
     ours, cudnn, torch = (report["contenders"][name] for name in ("ours", "cudnn", "torch"))
     assert code == ("error" in torch)
@@ -89,7 +94,7 @@ def check_rows(report):
 
 def test_a_datasheet_that_is_too_low_is_said(capsys):
     """A hundred tokens a second, 10 TFLOP/s, of 4: there is no MFU of 250%; and half of that is half."""
-    session = gpu.GpuBench(settings(batch_size=1, seq_len=10), CONFIG, [])
+    session = gpu_bench.GpuBench(settings(batch_size=1, seq_len=10), CONFIG, [])
     session.report |= {"peak_tflops": 4.0, "flops_per_token": 1e11}
     session.first_losses |= {"ours": 1.0, "apart": 1.0}
     for name, seconds in (("ours", 0.1), ("apart", 0.2)):
@@ -113,7 +118,7 @@ def test_our_own_failure_ends_the_command(tmp_path):
         ("sys.exit(3)", "ours ended with code 3"),
     ):
         with pytest.raises(ContenderError, match=message):
-            gpu.bench(settings(), CONFIG, [sys.executable, "-c", program.format(body)])
+            gpu_bench.bench(settings(), CONFIG, [sys.executable, "-c", program.format(body)])
 
 
 PARTLY_BROKEN = """
@@ -135,7 +140,7 @@ def test_each_has_the_gpu_to_itself(tmp_path):
         "assert not any(os.path.exists(f'/proc/{id}') for id in ids.read().split())\n"
         "print(os.getpid(), file=ids, flush=True)\n"
     )
-    gpu.bench(settings(json=file, vs={"torch": None}), CONFIG, [sys.executable, "-c", program + PARTLY_BROKEN])
+    gpu_bench.bench(settings(json=file, vs={"torch": None}), CONFIG, [sys.executable, "-c", program + PARTLY_BROKEN])
     contenders = json.loads(file.read_text())["contenders"]
     assert {name for name, entry in contenders.items() if "step_s" in entry} == {"ours", "cudnn", "torch"}
 
@@ -144,7 +149,7 @@ def test_each_has_the_gpu_to_itself(tmp_path):
 def test_a_part_that_fails_costs_a_line(tmp_path, capsys):
     """The table of kernels is not there; the contenders after it are measured. The exit code says so."""
     file = tmp_path / "gpu.json"
-    assert gpu.bench(settings(json=file), CONFIG, [sys.executable, "-c", PARTLY_BROKEN]) == 1
+    assert gpu_bench.bench(settings(json=file), CONFIG, [sys.executable, "-c", PARTLY_BROKEN]) == 1
     report, printed = json.loads(file.read_text()), capsys.readouterr().out
     assert report["failed"] == {"rates": "out of memory"}
     assert report["contenders"]["cudnn"]["step_s"] == 0.1
@@ -165,15 +170,15 @@ def test_a_contender_answers_on_after_an_error():
 
 @pytest.mark.usefixtures("few_steps")
 def test_a_contender_that_hangs_is_given_up(monkeypatch):
-    monkeypatch.setattr(gpu, "FIRST_STEPS_LIMIT_S", 0.1)
+    monkeypatch.setattr(gpu_bench, "FIRST_STEPS_LIMIT_S", 0.1)
     with pytest.raises(ContenderError, match="ours: no answer to 'steps' within 0 s"):
-        gpu.bench(settings(), CONFIG, [sys.executable, "-c", "import time; time.sleep(60)"])
+        gpu_bench.bench(settings(), CONFIG, [sys.executable, "-c", "import time; time.sleep(60)"])
 
 
 def test_nothing_is_begun_when_time_is_up(monkeypatch):
-    monkeypatch.setattr(gpu, "LIMIT_S", 0)
+    monkeypatch.setattr(gpu_bench, "LIMIT_S", 0)
     with pytest.raises(ContenderError, match="the 0 s of this command are used up"):
-        gpu.bench(settings(), CONFIG, ["false"])
+        gpu_bench.bench(settings(), CONFIG, ["false"])
 
 
 def test_every_kernel_has_a_row():

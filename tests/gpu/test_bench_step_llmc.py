@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpt2.config import GPT2Config
-from scripts.step_bench import gpu
+from scripts.step_bench import gpu_bench
 
 CONFIG = GPT2Config(n_layer=1, n_head=1, n_embd=64, context=32, vocab_size=250)
 SETTINGS = {"batch_size": 2, "seq_len": 32, "dtype": "bfloat16", "model": "small", "repeat": 2, "json": None}
@@ -32,7 +32,7 @@ ROWS = {"precision": "BF16", "micro batch size B": 2, "sequence length T": 32, "
 def run(tmp_path):
     """run(code, row=value, ...): the report's entry of a program with these rows, that ends so."""
     program = tmp_path / "train_gpt2cu"
-    session = gpu.GpuBench(SimpleNamespace(**SETTINGS, vs={"llmc": program}), CONFIG, [])
+    session = gpu_bench.GpuBench(SimpleNamespace(**SETTINGS, vs={"llmc": program}), CONFIG, [])
     session.report |= {"peak_tflops": None, "flops_per_token": 1.0}
     session.our_turns = [{"step_s": 0.1}, {"step_s": 0.2}]
 
@@ -61,6 +61,6 @@ def test_what_cannot_be_compared_gets_no_time(run, monkeypatch):
         assert run(rows=ROWS | {name: value}) == {"error": error}
     assert run(code=3)["error"].startswith("llm.c ended with code 3: step   13/13 | loss")
     assert run(rows={})["error"].startswith("llm.c has precision None")
-    run_llmc = gpu.run_llmc
-    monkeypatch.setattr(gpu, "run_llmc", lambda program, *others: run_llmc(program.with_name("none"), *others))
+    run_llmc = gpu_bench.run_llmc
+    monkeypatch.setattr(gpu_bench, "run_llmc", lambda program, *others: run_llmc(program.with_name("none"), *others))
     assert run()["error"].startswith("llm.c does not start: ")

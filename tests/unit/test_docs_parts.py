@@ -97,7 +97,7 @@ def make(monkeypatch, tmp_path):
     """make(part name) -> (the text of its block, the commands that it ran)."""
     programs = Programs()
     monkeypatch.setattr(page, "subprocess", programs)
-    for module in ("training", "hosts"):
+    for module in ("trainings", "virtual_hosts"):
         monkeypatch.setattr(f"scripts.makers.pages.{module}.FIGURES", tmp_path)
 
     def made(name):

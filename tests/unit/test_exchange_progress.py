@@ -6,7 +6,7 @@ import pytest
 
 from gpt2.errors import UserError
 from scripts.bench.report import KEEP_S, ReportFile
-from scripts.exchange_bench.progress import ExchangeProgress
+from scripts.exchange_bench.exchange_progress import ExchangeProgress
 
 pytestmark = pytest.mark.any_mpi
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from scripts.exchange_bench.contenders import AllreduceContender, makers
-from scripts.exchange_bench.table import lower_bound_s, summarize, tables
+from scripts.exchange_bench.exchange_table import lower_bound_s, summarize, tables
 from tests.support.drawn import is_inside
 from traces.plots import exchange_bars
 

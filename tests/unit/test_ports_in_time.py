@@ -5,8 +5,8 @@ from threading import Event
 import numpy as np
 import pytest
 
-from scripts.makers.pages import strategies
-from scripts.makers.pages.strategies import exchange_of, in_pieces, port_bytes
+from scripts.makers.pages import port_figures
+from scripts.makers.pages.port_figures import exchange_of, in_pieces, port_bytes
 from tests.support.drawn import is_inside, title_of
 from traces.plots import look, ports_in_time
 
@@ -73,10 +73,10 @@ def test_sampling_sees_the_cluster_until_it_ends(monkeypatch, tmp_path):
             raise FileNotFoundError
         return text
 
-    monkeypatch.setattr(strategies, "own_head", iter([None, 77]).__next__)
-    monkeypatch.setattr(strategies.Path, "read_text", read)
+    monkeypatch.setattr(port_figures, "own_head", iter([None, 77]).__next__)
+    monkeypatch.setattr(port_figures.Path, "read_text", read)
     samples = []
-    strategies.sample(samples, Event())
+    port_figures.sample(samples, Event())
     assert [counts[0, 0] for _, counts in samples] == [4000, 5000]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpt2.config import PRESETS, GPT2Config
 from gpt2.kernels.numpy import avx512_bf16
-from scripts.step_bench import cpu, cpu_contenders
+from scripts.step_bench import cpu_bench, cpu_contenders
 from scripts.step_bench.peak import InstructionPeak
 from scripts.step_bench.products import least_flops
 
@@ -41,7 +41,7 @@ def test_what_no_step_can_do_without():
 
 def test_the_peak_in_the_table(monkeypatch):
     """Its best turn counts, beside every contender's median; what nobody's step can be is a line."""
-    monkeypatch.setattr(cpu, "machine", dict)
+    monkeypatch.setattr(cpu_bench, "machine", dict)
 
     def turns(*seconds, part="all"):
         facts = {"versions": {}, "environment": {}, "blas": {"library": "openblas", "version": "1", "kernels": "Zen"}}
@@ -51,9 +51,9 @@ def test_the_peak_in_the_table(monkeypatch):
     shape = {"model": "tiny", "batch_size": 1, "seq_len": 8, "threads": 1, "dtype": "bfloat16"}
     settings = SimpleNamespace(**shape, repeat=3)
     results = {"ours": turns(2.0, 2.0, 9.0), "floor": turns(1, 1, 1), "torch": turns(4.0, 4.0, 4.0)}
-    report = cpu.summarize(settings, results | {"peak": turns(0.9, 0.5, 0.8, part="VDPBF16PS")})
+    report = cpu_bench.summarize(settings, results | {"peak": turns(0.9, 0.5, 0.8, part="VDPBF16PS")})
     assert [c["peak_over_this"] for c in report["contenders"].values()] == [0.25, 0.5, 0.125]
     assert report["peak"]["flops_per_s"] == least_flops(PRESETS["tiny"], 1, 8) / 0.5
-    text = cpu.table(report, cpu.CONTENDERS | {"torch": "PyTorch, eager"})
+    text = cpu_bench.table(report, cpu_bench.CONTENDERS | {"torch": "PyTorch, eager"})
     assert "\n    at most 8.00 x as fast as PyTorch, eager\n" in text
     assert "peak" in cpu_contenders.MAKERS

@@ -6,7 +6,7 @@ import pytest
 
 from gpt2.errors import UserError
 from scripts.bench_training import check_names, measure
-from scripts.training_bench.table import HEADERS, summarize, table
+from scripts.training_bench.training_table import HEADERS, summarize, table
 from tests.support.drawn import is_inside
 from traces.plots import training_bars
 

@@ -4,7 +4,7 @@ import statistics
 
 from scripts.bench.table import aligned
 from scripts.bench.turns import step_times
-from scripts.exchange_bench.table import lower_bound_s
+from scripts.exchange_bench.exchange_table import lower_bound_s
 from traces.units import count_text, short_count
 
 HEADERS = 1.045  # an Ethernet frame of 1514 bytes carries 1448 bytes of TCP's data

@@ -15,7 +15,7 @@ from scripts.makers.pages.page import (
     on_hosts,
     read,
 )  # fmt: skip
-from scripts.training_bench.table import table
+from scripts.training_bench.training_table import table
 from traces.plots import look, training_bars
 
 DRAWN_TOKENS = 200_000
