@@ -1,7 +1,4 @@
-"""Exchanges between GPUs by calls of a communicator, one for each: how its ranks speak is the library's business.
-
-Their sums are float32, and so is what they send.
-"""
+"""Exchanges between GPUs by one call of a communicator each. They add and send float32."""
 
 from dist.gpu.buffers import device_zeros
 from dist.gpu.comm import DeviceComm
@@ -10,7 +7,7 @@ from dist.ranges import cut, longest
 
 
 class AllreduceCall:
-    """An exchange, see exchange.py, of whole ranges alone; it needs no memory."""
+    """All-reduces of whole ranges (exchange.py); it needs no memory."""
 
     def __init__(self, comm: DeviceComm, ranges, wire_format=None):
         self._comm = comm
@@ -20,7 +17,7 @@ class AllreduceCall:
 
 
 class DeviceCollectives:
-    """An exchange of ranges in parts. owners: only the first so many ranks own a part, all if None."""
+    """Reduce-scatters and all-gathers of ranges. owners: how many ranks, the first ones, own a part; None: all."""
 
     def __init__(self, comm: DeviceComm, ranges, wire_format=None, owners: int | None = None):
         self._comm, self._owners = comm, owners or comm.size
@@ -53,5 +50,5 @@ class DeviceCollectives:
         return [stop - start for start, stop in self._parts(len(flat))]
 
     def _parts(self, length: int) -> list[tuple[int, int]]:
-        """By rank."""
+        """Return [start, stop) of each rank's part."""
         return cut(length, self._owners) + [(length, length)] * (self._comm.size - self._owners)

@@ -1,8 +1,8 @@
-"""The ring between GPUs: what ring.py does in host memory, as messages and additions queued on one stream.
+"""The ring of dist/host/host_ring.py between GPUs: messages and additions queued on one stream.
 
-A step's message is a whole chunk, sent to the next rank while one comes from the rank before, and then added. To add a
-piece while the next one comes would need a second stream; a GPU adds ten to a hundred times faster than a network
-brings, so between nodes there is nothing to be won, and within one NCCL's own calls are the thing to use.
+In each step a rank sends a whole chunk to the next rank, receives one from the rank before, and then adds it. To add
+during the transfer would need a second stream and gain nothing: a GPU adds ten to a hundred times faster than a network
+transfers, and within a node NCCL's own calls are the right choice.
 """
 
 from dist.gpu.buffers import device_zeros
@@ -14,8 +14,8 @@ from dist.wire import WireFormat
 
 
 class DeviceRing:
-    """An exchange, see exchange.py. bfloat16 is rounded as in host memory: each partial sum
-    when it is sent, each final value once, by its owner, who keeps what the others get. Sums are float32."""
+    """An exchange (exchange.py) with float32 sums. It rounds to bfloat16 as the host does: each partial sum when it is
+    sent, each final value once, by its owner, who keeps the rounded value too."""
 
     def __init__(self, comm: DeviceComm, ranges, wire_format: WireFormat):
         self._comm = comm
@@ -32,7 +32,7 @@ class DeviceRing:
         self.all_gather(flat, errors)
 
     def reduce_scatter(self, flat, errors=None) -> None:
-        """Each chunk goes round from the rank after its owner to its owner."""
+        """Send each chunk round, from the rank after its owner to its owner."""
         for sent, received in self._steps(len(flat), self._comm.rank - 1):
             landing = self._landing[: received.stop - received.start]
             self._pass_on(self._wire.packed(flat, sent, errors), landing)
@@ -40,7 +40,7 @@ class DeviceRing:
             total += self._wire.unpacked(landing)
 
     def all_gather(self, flat, errors=None) -> None:
-        """Each chunk goes round from its owner to the rank before its owner."""
+        """Send each chunk round, from its owner to the rank before its owner."""
         if self._comm.size > 1:
             self._wire.packed(flat, slice(*self.own_part(0, len(flat))), errors)
             for sent, received in self._steps(len(flat), self._comm.rank):
@@ -48,7 +48,7 @@ class DeviceRing:
             self._wire.arrived(flat, slice(0, len(flat)))
 
     def _steps(self, length: int, first: int):
-        """(what is sent, what is received) in each step, as slices; the chunk of rank `first` is sent in the first."""
+        """Return (slice sent, slice received) of each step; the first step sends the chunk of rank `first`."""
         chunks, size = [slice(*chunk) for chunk in cut(length, self._comm.size)], self._comm.size
         return [(chunks[(first - step) % size], chunks[(first - step - 1) % size]) for step in range(size - 1)]
 

@@ -1,11 +1,11 @@
-"""The double tree between GPUs: what tree.py does in host memory, as messages and additions queued on one stream.
+"""The double tree of dist/host/host_tree.py between GPUs: messages and additions queued on one stream.
 
-Half of a range is summed up one tree of double_tree and sent down it again, the other half by the other, in pieces
-that follow each other. In a stage each rank sends and receives what it has to in both trees, up and down, as one group
-of messages, and then adds what came up. In which stage a piece crosses an edge follows from the edge's depth: both its
-ranks have it in the same one, so nobody waits for what another rank does in a later stage, and none in a circle.
+Each tree of double_tree sums half of a range up and sends it down again, in pieces that follow each other. In a stage
+each rank sends and receives its pieces of both trees, up and down, as one group of messages, and then adds what came
+up. The depth of an edge decides in which stage a piece crosses it. Both its ranks use the same stage, so no rank waits
+for a later stage of another, and there is no circle.
 
-To add while the next piece comes would need a second stream, and a GPU adds far faster than a network brings.
+To add during a transfer would need a second stream, and a GPU adds far faster than a network transfers.
 """
 
 from typing import NamedTuple
@@ -30,8 +30,8 @@ class Place(NamedTuple):
 
 
 class DeviceTree:
-    """An exchange, see exchange.py, of whole ranges alone. Partial sums are rounded as DeviceRing's, the final values
-    by the root. The additions have the order of tree.py, and their bits."""
+    """All-reduces of whole ranges (exchange.py). Partial sums are rounded as in DeviceRing, final values by the root.
+    The additions have the order, and the bits, of host_tree.py."""
 
     def __init__(self, comm: DeviceComm, ranges, wire_format: WireFormat):
         self._comm = comm
@@ -53,16 +53,16 @@ class DeviceTree:
             self._wire.arrived(flat, slice(0, len(flat)))
 
     def _halves(self, length: int) -> list[dict[int, slice]]:
-        """By tree its pieces of a range, numbered; both have as many."""
+        """Return for each tree its numbered pieces of a range; both have the same number."""
         halves = cut(length, len(self._places))
         count = -(-longest(halves) // self._piece_length)
         return [{number: slice(*piece) for number, piece in enumerate(cut_range(*half, count))} for half in halves]
 
     def _exchange(self, flat, errors, halves, turn: int) -> None:
-        """One stage: a rank passes piece turn + depth up, and piece turn - depth down.
+        """Run one stage: a rank passes piece turn + depth up, and piece turn - depth down.
 
-        So a piece leaves the deepest ranks first, and the root one stage after it came there. Two ranks may have two
-        messages for each other, one in each tree: both go through the trees in one order, as messages are matched so.
+        A piece leaves the deepest ranks first, and the root one stage after it arrived there. Two ranks may exchange
+        two messages, one per tree: both go through the trees in the same order, in which messages match.
         """
         sends, receives, sums = [], [], []
         for (parent, children, depth), pieces in zip(self._places, halves, strict=True):

@@ -1,5 +1,5 @@
-"""Exchanges of ranges of vectors on GPUs, as strategies use them: what dist/host/exchange.py describes, by calls and
-messages that are queued on a stream. So nobody on the host moves them on, or waits."""
+"""Exchanges of ranges of vectors on GPUs, with the interface of dist/host/exchange.py. Calls and messages are queued on
+a stream, so the host neither moves them on nor waits."""
 
 from dist.gpu.buffers import device_zeros
 from dist.host.exchange import FLOAT32
@@ -7,10 +7,10 @@ from dist.wire import WireFormat
 
 
 class StreamExchange:
-    """kind: what exchanges: DeviceCollectives, AllreduceCall, DeviceRing, DeviceTree or NodeExchange. Collective.
+    """kind: DeviceCollectives, AllreduceCall, DeviceRing, DeviceTree or NodeExchange. Collective.
 
-    With error feedback, what rounding takes from this rank's sums is kept in `errors` and added in the next exchange.
-    One stream does one thing after the other, so one_at_a_time, which the host's want to know, changes nothing.
+    With error feedback, `errors` keeps what rounding takes from this rank's sums, and the next exchange adds it. A
+    stream runs one exchange after the other, so one_at_a_time, which host exchanges need, changes nothing.
     """
 
     def __init__(self, kind, comm, ranges, wire_format: WireFormat = FLOAT32, one_at_a_time: bool = False):
@@ -25,7 +25,7 @@ class StreamExchange:
     def start_allreduce(self, vector, start: int, stop: int) -> None:
         self.engine.start(self.allreduce(vector, start, stop))
 
-    # Generators, as the host's are: nothing is queued before `progress` starts them. The host waits for nothing.
+    # Generators, as on the host: nothing is queued before `engine` starts them. The host waits for nothing.
 
     def allreduce(self, vector, start: int, stop: int):
         self._exchange.allreduce(vector[start:stop], *self._errors_of(start, stop))
@@ -40,16 +40,16 @@ class StreamExchange:
         yield from ()
 
     def _errors_of(self, start: int, stop: int) -> list:
-        """What an exchange that rounds is to have beside a range's gradients."""
+        """Return the arguments for an exchange that rounds, beside a range's gradients."""
         return [] if self.errors is None else [self.errors[start:stop]]
 
 
 class StreamEngine:
-    """Exchanges under way on a stream, in place of dist.progress_engine.ProgressEngine.
+    """Queues exchanges on a stream: dist.progress_engine.ProgressEngine for GPUs.
 
-    device: has `stream`, on which it computes, and `cupy`. stream: of the exchanges, that one or one beside it. Then
-    events keep the two in order: an exchange comes after all that was to be computed when it was begun, and what is to
-    be computed after `finish` comes after it.
+    device: has `stream`, on which it computes, and `cupy`. stream: for the exchanges, the same one or another. Then
+    events order the two: an exchange runs after the compute queued before `start`, and compute queued after `finish`
+    runs after the exchange.
     """
 
     def __init__(self, device, stream):
@@ -57,7 +57,7 @@ class StreamEngine:
         self._new_event = lambda: device.cupy.cuda.Event(disable_timing=True)
 
     def start(self, exchange):
-        """Queue all of an exchange, with what it computes itself. Returns its end, to be given to `finish`."""
+        """Queue an exchange with its own compute. Return its end, for `finish`."""
         self._stream.wait_event(self._mark(self._computes))
         with self._stream:
             for _ in exchange:
@@ -65,7 +65,7 @@ class StreamEngine:
         return self._mark(self._stream)
 
     def finish(self, end=None) -> None:
-        """What is queued to be computed from here on comes after that exchange, or all."""
+        """Make compute that is queued from now on wait for that exchange, or for all."""
         self._computes.wait_event(end or self._mark(self._stream))
 
     def progress(self) -> bool:

@@ -1,11 +1,11 @@
-"""The exchange that knows nodes, between GPUs: sums within each node, rings of messages between the nodes.
+"""Hierarchical exchange between GPUs: sums within each node, rings of messages between the nodes.
 
     reduce_scatter  within the node, to one rank a rail;  around the ring of the nodes' ranks of that rail
     all_gather      around the ring of the rail;  within the node
 
-There are as many rails as the smallest node has ranks; other ranks own nothing, and get all. A rank owns the part of
-its rail that the ring leaves on its node. Through a node's port goes 2 (M-1)/M of the vector each way, M the nodes: the
-bound (strategies/hierarchical.py). Only what goes between nodes is rounded.
+There are as many rails as the smallest node has ranks; the other ranks own nothing and receive everything. A rank owns
+the part of its rail that the ring leaves on its node. A node's port carries 2 (M-1)/M of the vector each way, for M
+nodes: the bound (strategies/hierarchical.py). Only what travels between nodes is rounded.
 """
 
 from dist.gpu.collectives import DeviceCollectives
@@ -16,7 +16,7 @@ from dist.wire import WireFormat
 
 
 class NodeExchange:
-    """An exchange, see exchange.py. Collective: what waits for other ranks comes before what may find no memory."""
+    """An exchange (exchange.py). Collective calls come before allocations, which may fail on one rank."""
 
     def __init__(self, comm: DeviceComm, ranges, wire_format: WireFormat):
         in_node = comm.split_by_node()

@@ -1,11 +1,11 @@
-"""What a vector on a GPU looks like on the wire: what dist/wire.py does in host memory, queued on a stream.
+"""The wire format of a vector on a GPU: dist/wire.py, queued on a stream.
 
     packed(flat, part, errors)  what to send for flat[part]: a partial sum, or a final value, by the rank that made it
     unpacked(received)          the float32 values of a partial sum; valid until the next call
     gathered(flat, part)        the memory that flat[part], final, is received into and sent on from
     arrived(flat, part)         bring what was packed last, or gathered, into flat
 
-part is a slice. errors is None, or float32 and as long as flat. The rank that rounds keeps there what rounding takes
+part is a slice. errors is None, or float32 and as long as flat: the rank that rounds keeps there what rounding takes
 away, and adds it to the same element in the next exchange.
 """
 
@@ -30,7 +30,7 @@ class DeviceFloat32Wire:
         return flat[part]
 
     def arrived(self, flat, part: slice) -> None:
-        """It is there."""
+        """Do nothing: the values are in place."""
 
 
 class DeviceBFloat16Wire:
@@ -70,5 +70,5 @@ class DeviceBFloat16Wire:
 
 
 def new_device_wire(device, wire_format: WireFormat, size: int, longest: int):
-    """What makes that format of vectors on a GPU."""
+    """Return the wire of that format for vectors on a GPU."""
     return DeviceBFloat16Wire(device, size, longest) if wire_format.rounds else DeviceFloat32Wire()
