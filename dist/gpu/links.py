@@ -1,4 +1,4 @@
-"""Between the stages of a pipeline whose arrays lie on GPUs: by the messages of dist/stage_links.py, in host memory."""
+"""Messages between pipeline stages whose arrays lie on GPUs: those of dist/stage_links.py, through host memory."""
 
 from math import prod
 
@@ -12,9 +12,8 @@ from dist.world import World
 class LinksThroughHost:
     """Has the methods of StageLinks, for arrays of float32 or bfloat16; messages are float32. Collective.
 
-    What is sent comes down first, and the host waits for that; what is received goes up, and what is computed next
-    waits for it. parts: those of this stage, if there are several: each sends its share alone, and shares are joined on
-    the GPUs.
+    The host waits for the copy down before it sends. Compute that is queued next waits for the copy up of what was
+    received. parts: the stage's tensor-parallel group, if any: each rank sends its share, and the GPUs join the shares.
     """
 
     def __init__(self, stages_world: World, shape: tuple[int, ...], phase, staging: HostStaging, parts=None):
@@ -31,7 +30,7 @@ class LinksThroughHost:
         self._brought = staging.computed()
 
     def receive(self, direction: int, into) -> None:
-        """The next rows that come down, or up, fill `into`, C-contiguous."""
+        """Receive the next rows from up or down the pipeline into `into`, C-contiguous."""
         wait(self._brought)
         self._links.receive(direction, self._received)
         self._bring_up(self._received, into.reshape(-1)[self._share])
@@ -39,7 +38,7 @@ class LinksThroughHost:
             self._parts.join(into)
 
     def send(self, direction: int, rows) -> None:
-        """Begin to send rows down, or up. They may be written to at once."""
+        """Start to send rows down or up the pipeline. The caller may overwrite them at once."""
         self._bring_down(rows.reshape(-1)[self._share], self._sent)
         self._links.send(direction, self._sent)
 

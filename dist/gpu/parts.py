@@ -1,7 +1,7 @@
-"""Sums over the parts of a stage whose arrays lie on GPUs: by a communicator's calls, or through the host's memory.
+"""Tensor-parallel sums of arrays on GPUs: by a communicator's calls, or through host memory.
 
-Both have the methods of dist/parts.py, for arrays of float32 or bfloat16. They are added in float32, so a sum of
-bfloat16 is rounded once; and they become the sum where they lie. All ranks get the same bits.
+Both classes have the methods of dist/parts.py, for arrays of float32 or bfloat16. They add in float32 and in place, so
+a bfloat16 sum is rounded once. All ranks get the same bits.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ from dist.waiting import nothing, wait, wait_nearby
 
 
 class StreamParts:
-    """By calls of comm, in order with what is computed: NCCL's are queued, and the host waits for nothing.
+    """By calls of comm, in the order of the compute: NCCL queues them, and the host waits for nothing.
 
     elements: of the largest array, of this dtype. phase(name, bytes): as dist.parts.new_parts has it. progress: for
     calls that wait; none does here.
@@ -29,28 +29,28 @@ class StreamParts:
         self._values = device_zeros(comm.device, 0 if dtype == np.float32 else elements)
 
     def share(self, count: int) -> tuple[int, int]:
-        """[start, stop) of this part's share of `count` elements."""
+        """Return [start, stop) of this tp rank's share of `count` elements."""
         return cut(count, self.size)[self._comm.rank]
 
     def room(self, shape: tuple[int, ...]) -> None:
-        """Partial rows may lie anywhere."""
+        """Return None: partial rows may lie anywhere."""
 
     def sum(self, rows):
-        """The rows, of any shape, become their sum over the parts, and are returned."""
+        """Replace the rows, of any shape, by their sum over the tp ranks, and return them."""
         return self._combined(rows, MPI.SUM)
 
     def maximum(self, rows):
-        """Rows (N,) become the largest of all parts, element by element, and are returned."""
+        """Replace rows (N,) by the maximum over the tp ranks, element by element, and return them."""
         return self._combined(rows, MPI.MAX)
 
     def lend(self, arrays) -> None:
-        """The arrays of all parts become those of part 0."""
+        """Replace the arrays of all tp ranks by those of tp rank 0."""
         with self._phase("lend", 4 * sum(array.size for array in arrays)):
             for array in arrays:
                 self._in_float32(array, lambda values: self._comm.Bcast(values, root=0))
 
     def join(self, rows):
-        """Rows of which each part has filled its `share`: all parts get all of them, in place."""
+        """Gather rows, of which each tp rank has filled its `share`, in place."""
         counts = [stop - start for start, stop in cut(rows.size, self.size)]
         with self._phase("tensor", 4 * rows.size):
             self._in_float32(rows, lambda values: self._comm.Allgatherv(MPI.IN_PLACE, [values, counts]))
@@ -65,7 +65,7 @@ class StreamParts:
         return rows
 
     def _in_float32(self, array, call) -> None:
-        """call(values) on the array's own elements, or on a float32 copy that is rounded into it afterwards."""
+        """Call call(values) with the array's elements, or with a float32 copy that is then rounded into the array."""
         flat = array.reshape(-1)
         if flat.dtype == np.float32:
             return call(flat)
@@ -76,10 +76,10 @@ class StreamParts:
 
 
 class PartsThroughHost:
-    """By dist/parts.py's in host memory: rows come down into this rank's room there, and their sum goes up.
+    """By dist/parts.py in host memory: rows are copied down into this rank's room, and their sum is copied up.
 
-    The host waits for what is computed before a sum, and for the copy down; what is computed after it waits for the
-    copy up. phase(name, bytes) times the copies; the sums are timed by `parts`, which is closed by whoever made it.
+    The host waits for the compute before a sum and for the copy down; compute after it waits for the copy up.
+    phase(name, bytes) times the copies; `parts`, which its maker closes, times the sums.
     """
 
     def __init__(self, parts: TensorGroup, staging: HostStaging, phase):
@@ -89,26 +89,26 @@ class PartsThroughHost:
 
     @property
     def progress(self):
-        """What is moved on while this rank waits."""
+        """What the rank moves on while it waits."""
         return self._parts.progress
 
     def room(self, shape: tuple[int, ...]) -> None:
-        """Partial rows lie on the GPU."""
+        """Return None: partial rows lie on the GPU."""
 
     def sum(self, rows):
-        """The rows, of any shape, become their sum over the parts, and are returned."""
+        """Replace the rows, of any shape, by their sum over the tp ranks, and return them."""
         return self._through(rows, self._parts.sum)
 
     def maximum(self, rows):
-        """Rows (N,) become the largest of all parts, element by element, and are returned."""
+        """Replace rows (N,) by the maximum over the tp ranks, element by element, and return them."""
         return self._through(rows, self._parts.maximum)
 
     def join(self, rows):
-        """Rows of which each part has filled its `share`: all parts get all of them, in place."""
+        """Gather rows, of which each tp rank has filled its `share`, in place."""
         return self._through(rows, self._parts.join)
 
     def lend(self, arrays) -> None:
-        """The arrays of all parts become those of part 0."""
+        """Replace the arrays of all tp ranks by those of tp rank 0."""
         ends = np.cumsum([array.size for array in arrays])
         room = self._parts.room((int(ends[-1]),))
         hosts = np.split(room, ends[:-1])

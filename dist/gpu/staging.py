@@ -1,20 +1,20 @@
-"""HostStaging between float32 vectors in host memory and a GPU's arrays, beside the compute.
+"""Host staging: copies between float32 vectors in host memory and a GPU's arrays, beside the compute.
 
-Host memory is pinned where it lies: the exchange buffers, windows that ranks share included, are registered with the
-driver, so a copy is one transfer and nobody copies on the host. Where the driver refuses that, CUDA itself goes
-through pinned memory of its own: the same numbers, but the host waits for each copy.
+Exchange buffers, including windows that ranks share, are pinned in place (registered with the driver), so a copy is one
+transfer and the host copies nothing. If the driver refuses, CUDA goes through its own pinned memory: the numbers are
+the same, but the host waits for each copy.
 """
 
 import numpy as np
 
 from dist.ranges import cut
 
-CHUNK = 4 << 20  # elements that are cast, or updated, at once, while those before them are copied
+CHUNK = 4 << 20  # elements that are cast or updated at once, while the chunk before them is copied
 NOT_READY = 600  # cudaErrorNotReady
 
 
 class Copied:
-    """The end of a copy, to wait for as for an MPI request: `Test()`. `event`: for streams to wait for."""
+    """The end of a copy. Wait for it as for an MPI request (`Test()`); streams wait for `event`."""
 
     def __init__(self, runtime, event):
         self._runtime, self.event = runtime, event
@@ -27,10 +27,10 @@ class Copied:
 
 
 class HostStaging:
-    """HostStaging on two streams of `device`, one each way: each way in the order in which they were asked for.
+    """Copies on two streams of `device`, one each way; each stream keeps the order of the calls.
 
-    Gradients on the GPU that are not float32 are cast there, a chunk at a time. `landings`: two arrays (CHUNK,) float32
-    on the GPU, for whoever sends chunks through in turns.
+    Gradients on the GPU that are not float32 are cast there, a chunk at a time. `landings`: two float32 arrays (CHUNK,)
+    on the GPU, for callers that send chunks through in turn.
     """
 
     def __init__(self, device):
@@ -41,7 +41,7 @@ class HostStaging:
         self._pinned = []
 
     def out(self, source, host) -> Copied:
-        """Begin to bring `source`, as it will be when all that is queued so far is done, to `host` (n,) float32."""
+        """Start to copy `source` to `host` (n,) float32, after the compute that is queued so far."""
         self._out.wait_event(self.computed().event)
         for low, high in chunks(len(host)):
             part = source[low:high]
@@ -53,15 +53,17 @@ class HostStaging:
         return self._mark(self._out)
 
     def into(self, host, target, after: Copied | None = None) -> Copied:
-        """Begin to bring `host` (n,) float32 to `target`, float32 too, no sooner than `after`."""
+        """Start to copy `host` (n,) float32 to `target`, also float32, no sooner than `after`."""
         if after is not None:
             self._into.wait_event(after.event)
         target.data.copy_from_host_async(host.ctypes.data, target.nbytes, self._into)
         return self._mark(self._into)
 
     def through(self, host, store, after: Copied | None = None) -> Copied:
-        """Begin to bring `host` (n,) float32 to the GPU, no sooner than `after`, where store(low, values) takes it up
-        from element `low` on: queued on the stream that is CuPy's current one then."""
+        """Start to copy `host` (n,) float32 to the GPU in chunks, no sooner than `after`.
+
+        store(low, values) uses each chunk, which begins at element `low`; it queues its work on CuPy's current stream.
+        """
         if after is not None:
             self._into.wait_event(after.event)
         for low, high in chunks(len(host)):
@@ -72,8 +74,8 @@ class HostStaging:
         return self._mark(self._into)
 
     def bring(self, host, target) -> Copied:
-        """Begin to bring `host` (n,) float32 to `target`, float32 or not, after all that is queued to be computed so
-        far; what is queued from here on is computed after it."""
+        """Start to copy `host` (n,) float32 to `target` of any dtype, after the compute queued so far and before the
+        compute queued from now on."""
 
         def store(low, values):
             target[low : low + len(values)] = values
@@ -84,25 +86,25 @@ class HostStaging:
         return copied
 
     def computed(self) -> Copied:
-        """The moment when all that is queued to be computed so far is done."""
+        """Return the moment when the compute queued so far is done."""
         return self._mark(self.device.stream)
 
     def before_compute(self, copied: Copied) -> None:
-        """What is queued from here on is computed after this copy."""
+        """Make compute that is queued from now on wait for this copy."""
         self.device.stream.wait_event(copied.event)
 
     def pin(self, array) -> None:
-        """Keep a host array, which lives as long as this object, where copies can reach it while the host goes on."""
+        """Pin a host array, which must live as long as this object."""
         if array.nbytes == 0 or any(np.may_share_memory(array, pinned) for pinned in self._pinned):
             return
         try:
             self._runtime.hostRegister(array.ctypes.data, array.nbytes, 0)
         except self._runtime.CUDARuntimeError:
-            return  # too much is locked, or the driver cannot: see above
+            return  # too much memory is locked, or the driver cannot: see above
         self._pinned.append(array)
 
     def close(self) -> None:
-        """Let go of the pinned memory, before its owner frees it."""
+        """Unpin all memory, before its owners free it."""
         for stream in (self._out, self._into):
             stream.synchronize()
         for array in self._pinned:
@@ -116,5 +118,5 @@ class HostStaging:
 
 
 def chunks(count: int) -> list[tuple[int, int]]:
-    """`count` elements cut into pieces of at most CHUNK."""
+    """Cut `count` elements into chunks of at most CHUNK."""
     return cut(count, -(-count // CHUNK))
