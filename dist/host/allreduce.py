@@ -10,7 +10,7 @@
                            through a node's port; several ranks a node
 
 D: bytes of the array, N: ranks, M: nodes. Each sum is made once and then passed on: the same bits on every rank.
-Strategies exchange by ranges, beside computing, and in bfloat16: dist/host/exchange.py. Here is none of that.
+Strategies exchange by ranges, during compute, and in bfloat16: see dist/host/exchange.py.
 """
 
 import itertools
@@ -31,10 +31,9 @@ TAGS = 1 << 14
 
 
 class AllReduce:
-    """What the three have in common. Collective: made by all ranks of a world.
+    """Base class of the three. Collective: all ranks of a world make one.
 
-    segment_bytes: the most that one message holds. The messages go over communicators of its own, so that none of the
-    program's are met.
+    segment_bytes: the most that one message holds. Messages use communicators of their own, apart from the program's.
     """
 
     def __init__(self, world: World, segment_bytes: int = MOST_SEGMENT_BYTES):
@@ -46,9 +45,9 @@ class AllReduce:
         return world.comm.Dup()
 
     def __call__(self, array: np.ndarray) -> None:
-        """The array, of any shape, becomes its sum over all ranks. Collective: the same shape and dtype on all ranks.
+        """Replace the array by its sum over all ranks. Collective: the same shape and dtype on all ranks.
 
-        ValueError: it is not float32 or float64, does not lie in one piece in memory, or cannot be written.
+        ValueError: the array is not float32 or float64, not contiguous, or not writeable.
         """
         if not isinstance(array, np.ndarray) or array.dtype not in DTYPES:
             raise ValueError(f"{getattr(array, 'dtype', type(array).__name__)}: expected a float32 or float64 array")

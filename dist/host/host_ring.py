@@ -1,11 +1,11 @@
 """The ring: reduce-scatter and all-gather in N-1 steps each, both directions of every port busy (Patarasuk, Yuan 2009).
 
-The vector is cut into one chunk a rank. In the reduce-scatter chunk r starts at rank r+1 and travels the ring to rank
-r, each rank adding its own part on the way; in the all-gather it travels on and everyone keeps a copy. A rank sends to
-the next and receives from the one before, all the time, (N-1)/N of the vector in each half: no schedule moves less.
+The vector is cut into one chunk per rank. In the reduce-scatter, chunk r starts at rank r+1 and travels the ring to
+rank r, and each rank adds its own values on the way. In the all-gather it travels on, and every rank keeps a copy. A
+rank sends to the next and receives from the one before, (N-1)/N of the vector in each half: no schedule moves less.
 
-Chunks travel in segments, passed on as they come, so that the network waits neither for an addition nor for a step's
-end. Sends are posted as soon as their data is final; receives are posted ahead. Written as generators (progress.py).
+Chunks travel in segments, passed on as they arrive, so the network waits neither for additions nor for the end of a
+step. Sends are posted when their data is final, receives ahead. Written as generators (progress_engine.py).
 """
 
 from collections import deque
@@ -20,24 +20,24 @@ def nothing(start: int, stop: int) -> None:
 
 
 def allreduce(comm, flat, addends, start, stop, wire, tag, summed=nothing):
-    """Generator: flat[start:stop], float32, becomes the sum over the ranks of comm of flat and their `addends`.
+    """Generator: replace flat[start:stop], float32, by the sum over the ranks of comm of flat and their `addends`.
 
-    addends: more vectors of this rank's node to be added to its own (hierarchical), or none. Each sum is made once, in
-    the same order in every run: the same bits on every rank. All ranks give the same range and tag. summed(start, stop)
-    is called halfway: `own_chunk` is the sum, and on its way to the others.
+    addends: other vectors of this rank's node to add to its own (hierarchical), or none. Each sum is made once, in a
+    fixed order: the same bits on every rank and in every run. All ranks give the same range and tag. summed(start,
+    stop) is called halfway, when `own_chunk` is summed and on its way to the others.
     """
     sends = yield from _reduce_scatter(comm, flat, addends, start, stop, wire, tag)
     yield from all_gather(comm, flat, start, stop, wire, tag, sends, summed)
 
 
 def reduce_scatter(comm, flat, addends, start, stop, wire, tag):
-    """Generator: the part of flat[start:stop] that a rank owns (`own_chunk`) becomes the sum; the rest is spoiled."""
+    """Generator: sum the part of flat[start:stop] that this rank owns (`own_chunk`); the rest is overwritten."""
     sends = yield from _reduce_scatter(comm, flat, addends, start, stop, wire, tag)
     yield from sends
 
 
 def _reduce_scatter(comm, flat, addends, start, stop, wire, tag):
-    """Returns the sends that may not have ended yet, in the order in which all_gather needs their memory."""
+    """Return the sends that may not have ended, in the order in which all_gather needs their memory."""
     size, rank = comm.size, comm.rank
     chunks = [wire.segments(*chunk) for chunk in cut_range(start, stop, size)]
     arriving = [segment for step in range(size - 1) for segment in chunks[(rank - 2 - step) % size]]
@@ -64,7 +64,7 @@ def _reduce_scatter(comm, flat, addends, start, stop, wire, tag):
 
 
 def all_gather(comm, flat, start, stop, wire, tag, earlier_sends=(), own_is_sent=nothing):
-    """Generator: every rank gets every owner's chunk of flat[start:stop].
+    """Generator: bring every owner's chunk of flat[start:stop] to every rank.
 
     earlier_sends: of the same vector, in the order in which its segments come back. own_is_sent(start, stop) is called
     when the own chunk is on its way.
@@ -94,14 +94,14 @@ def all_gather(comm, flat, start, stop, wire, tag, earlier_sends=(), own_is_sent
 
 
 def _add(flat, segment, addends, *received) -> None:
-    """Add this rank's other vectors, and what has come, to a segment of its own."""
+    """Add this rank's other vectors, and the received segment, to its own segment."""
     total = flat[slice(*segment)]
     for addend in (*(addend[slice(*segment)] for addend in addends), *received):
         total += addend
 
 
 def _receive(comm, arriving, ahead, buffer_of, take, tag, earlier_sends=()):
-    """Generator: take(index, segment, buffer) of each arriving segment in its order, so many receives posted ahead."""
+    """Generator: call take(index, segment, buffer) for each arriving segment in order, with `ahead` receives posted."""
     source, posted = (comm.rank - 1) % comm.size, deque()
     ahead = min(ahead, len(arriving))
     for index in range(len(arriving) + ahead):
@@ -117,5 +117,5 @@ def _receive(comm, arriving, ahead, buffer_of, take, tag, earlier_sends=()):
 
 
 def own_chunk(size: int, rank: int, start: int, stop: int) -> tuple[int, int]:
-    """The part of [start, stop) whose sum a reduce-scatter over `size` ranks leaves on `rank`."""
+    """Return the part of [start, stop) whose sum a reduce-scatter over `size` ranks leaves on `rank`."""
     return cut_range(start, stop, size)[rank]

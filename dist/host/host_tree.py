@@ -1,13 +1,12 @@
 """All-reduce over two binary trees of the same ranks: half of the vector is summed up and sent down each.
 
-In one binary tree half of the ranks are leaves, which forward nothing, while every inside rank passes on what it got
-from two. With a second tree in which the parts are exchanged all ranks send and receive alike (Sanders, Speck and
-Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35, 2009; NCCL's
-double binary tree).
+In one binary tree half of the ranks are leaves and forward nothing, while every inside rank forwards the data of two.
+In a second tree the roles are exchanged, so all ranks send and receive alike (Sanders, Speck and Träff, "Two-tree
+algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35, 2009; NCCL's double binary tree).
 
-2 D in and out of a rank that is inside in one of them, in about 2 log2(N) dependent messages instead of the ring's
-2 (N-1): for many ranks and small vectors. Segments follow each other, so that all levels work at once, and up and down
-too. Written as generators (progress.py): up and down of each tree move on by themselves.
+A rank inside one tree sends and receives 2 D, in about 2 log2(N) dependent messages instead of the ring's 2 (N-1): for
+many ranks and small vectors. Segments follow each other, so all levels, up and down, work at once. Written as
+generators (progress_engine.py): up and down of each tree advance independently.
 """
 
 from collections import deque
@@ -18,9 +17,9 @@ from dist.ranges import cut_range
 
 
 def allreduce(comm, flat, start, stop, wire, tags):
-    """Generators, to be started in this order, after which flat[start:stop], float32, is the sum over comm's ranks.
+    """Return generators that, started in this order, replace flat[start:stop], float32, by the sum over comm's ranks.
 
-    The additions have the same order in every run. tags: two, for this exchange alone; the same on all ranks.
+    The additions have the same order in every run. tags: two, for this exchange only; the same on all ranks.
     """
     exchanges = []
     for parents, half, tag in zip(double_tree(comm.size), cut_range(start, stop, 2), tags, strict=True):
@@ -33,10 +32,10 @@ def allreduce(comm, flat, start, stop, wire, tags):
 
 
 def _up(comm, flat, pieces, parent, children, wire, tag, partial_sends):
-    """Add what the children have to each piece and pass it up; at the root it is final, and goes down."""
+    """Add the children's values to each piece and send it up; at the root it is final, and is sent down."""
     incoming = [_incoming(comm, child, tag, pieces, wire) for child in children]
     final_sends = []
-    # zip asks all children before one is waited for: so their receives are posted.
+    # zip asks all children before it waits for one, so all their receives are posted.
     for piece, *arriving in zip(pieces, *incoming, strict=True):
         for request, buffer in arriving:
             yield request
@@ -50,11 +49,11 @@ def _up(comm, flat, pieces, parent, children, wire, tag, partial_sends):
 
 
 def _down(comm, flat, pieces, parent, children, wire, tag, partial_sends):
-    """Take each final piece from above, and pass it on."""
+    """Receive each final piece from the parent, and send it on."""
     incoming, sends = _incoming(comm, parent, tag, pieces, wire), []
     for index, (piece, (request, buffer)) in enumerate(zip(pieces, incoming, strict=True)):
         yield request
-        yield partial_sends[index]  # the same memory; it has long arrived, as the sum holds it
+        yield partial_sends[index]  # the same memory; it has arrived, as it is in the sum
         final = wire.gathered(flat, *piece)
         final[:] = buffer
         sends += [comm.Isend(final, child, tag) for child in children]
@@ -63,9 +62,9 @@ def _down(comm, flat, pieces, parent, children, wire, tag, partial_sends):
 
 
 def _incoming(comm, source, tag, pieces, wire):
-    """(request, buffer) of each piece that one rank sends, with receives posted ahead.
+    """Yield (request, buffer) of each piece that one rank sends, with receives posted ahead.
 
-    A buffer may be used again as soon as the next pair is asked for.
+    A buffer may be reused as soon as the next pair is asked for.
     """
     longest = max(high - low for low, high in pieces)
     landing = [np.empty(longest, wire.dtype) for _ in range(min(wire.receives_ahead, len(pieces)))]
@@ -80,14 +79,14 @@ def _incoming(comm, source, tag, pieces, wire):
 
 
 def double_tree(size: int) -> tuple[list[int | None], list[int | None]]:
-    """(parents in tree A, parents in tree B) of ranks 0 .. size-1; None for a tree's root.
+    """Return (parents in tree A, parents in tree B) of ranks 0 .. size-1; None for a tree's root.
 
     In each tree a rank has at most two children and is at most ceil(log2(size)) edges below the root. Every rank is
-    inside (has children) in one tree and a leaf in the other, but for rank 0 of an odd size, which has one child in
-    each: so no rank has more than two children in all.
+    inside (has children) in one tree and a leaf in the other; only rank 0 of an odd size has one child in each. So no
+    rank has more than two children in all.
     """
     parents = [_in_order_parent(rank, size) for rank in range(size)]
-    if size % 2:  # tree B is tree A with everybody's place taken by the next rank
+    if size % 2:  # in tree B the next rank takes each place of tree A
         shifted = [parents[rank - 1] for rank in range(size)]
         return parents, [None if parent is None else (parent + 1) % size for parent in shifted]
     mirrored = reversed(parents)  # rank r takes the place of size-1-r
@@ -99,10 +98,10 @@ def children_of(rank: int, parents: list[int | None]) -> list[int]:
 
 
 def _in_order_parent(rank: int, size: int) -> int | None:
-    """A rank's parent in the tree whose leaves are the odd ranks and whose root is rank 0.
+    """Return a rank's parent in the tree whose leaves are the odd ranks and whose root is rank 0.
 
-    A rank's lowest set bit is its height; the parent's is one higher. Where that rank does not exist, the bit is only
-    cleared, which gives the nearest ancestor that does.
+    A rank's lowest set bit is its height; the parent's is one higher. If that rank does not exist, clearing the bit
+    gives the nearest ancestor that does.
     """
     if rank == 0:
         return None

@@ -1,7 +1,7 @@
 """The reduction operation of MPI's collectives: MPI_SUM, or a user-defined one that also adds bfloat16.
 
-The user-defined operation is a C function compiled by numba. MPI_Op_create takes its address, so that no call waits for
-the interpreter lock, as a Python function given to mpi4py's Op.Create would. MPI 4.1, section 6.9.5.
+The user-defined operation is a C function compiled by numba. MPI_Op_create takes its address, so no call waits for the
+interpreter lock; a Python function given to mpi4py's Op.Create would. MPI 4.1, section 6.9.5.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ _C_HANDLE = {4: ctypes.c_uint32, 8: ctypes.c_uint64}  # MPICH's are numbers, Ope
 
 
 def new_operation(wire_format: WireFormat) -> "MpiSum | OwnSum":
-    """`op` is what adds vectors that travel so. To be closed."""
+    """Return what adds vectors in that format, `op`; the caller closes it."""
     return MpiSum() if wire_format.operation == "mpi" else OwnSum(wire_format.rounds)
 
 
@@ -23,19 +23,19 @@ class MpiSum:
         self.op = MPI.SUM
 
     def close(self) -> None:
-        """It is MPI's."""
+        """Do nothing: the operation is MPI's."""
 
 
 class OwnSum:
-    """Adds float32 arrays, or bfloat16's bits in uint16 arrays: in float32, and each sum is rounded.
+    """Adds float32 arrays, or bfloat16's bits in uint16 arrays, in float32, and rounds each sum.
 
-    It may also be given types of MPI's that lay such elements side by side. One with gaps ends the job: a user's
-    function cannot tell the library that it failed.
+    MPI may also call it with derived types of contiguous elements. A type with gaps ends the job, because a user's
+    function cannot report an error to the library.
     """
 
     def __init__(self, bfloat16: bool = False, add=None):
-        """add: instead of the loops of sums.py, compiled by numba, too."""
-        from numba import types  # which nobody else waits for
+        """add: a loop compiled by numba that replaces those of sums.py."""
+        from numba import types  # slow to import
 
         from dist.host import sums
 
@@ -60,17 +60,17 @@ class OwnSum:
 
 
 def _handle(kind):
-    """The type in C of a handle of that kind."""
+    """Return the C type of such a handle."""
     return _C_HANDLE[MPI._sizeof(kind)]
 
 
 def _mpi_function(name: str, *arguments):
-    function = _library()[name]  # a new object each time, so its types can be set
+    function = _library()[name]  # a new object each time, whose types can be set
     function.argtypes, function.restype = arguments, ctypes.c_int
     return function
 
 
 @cache
 def _library() -> ctypes.CDLL:
-    """mpi4py's own module: the functions of the MPI library that it is linked with are found through it."""
+    """Load mpi4py's own module, through which the functions of its MPI library are found."""
     return ctypes.CDLL(MPI.__file__)

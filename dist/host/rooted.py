@@ -2,12 +2,12 @@
 
     reduce-scatter: for each rank r: Ireduce(slice r) to r      all-gather: for each rank r: Ibcast(slice r) from r
 
-A call fills the port of its root's node, so it must not wait for the others. Slices are cut by nodes: as many bytes go
-to and from each node's port as root. Calls begin with the first rank of every node, then come the second ones: so those
-under way have their roots on all nodes.
+A call fills the port of its root's node, so it must not wait for the others. Slices are cut by nodes, so each node's
+port carries the same bytes as root. Calls begin with the first rank of every node, then the second ones: those under
+way have their roots on all nodes.
 
-A non-blocking collective moves on only while this process is inside MPI. `ProgressEngine.progress` tests a request, and
-that moves on all that are under way.
+A non-blocking collective advances only while this process is inside MPI. `ProgressEngine.progress` tests a request,
+which advances all that are under way.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,17 +20,17 @@ from dist.ranges import cut_by_node, cut_range, local_ranks, longest
 from dist.waiting import Condition
 from dist.wire import WireFormat
 
-# A library's call goes through its steps one after another, so a slice in pieces has several steps under way. A piece
-# is longer than a segment of our own messages, as each of its steps waits for the next test of its request.
+# A library's call makes its steps one after another, so a slice in pieces has several steps under way. A piece is
+# longer than a segment of our own messages, because each of its steps waits for the next test of its request.
 PIECE_SEGMENTS = 4
 WINDOW = 64  # calls under way: the library holds a buffer for each
 
 
 class RootedExchange:
-    """Among the ranks of comm, by calls that add with `operation`, an MPI.Op. placement: node of each. Collective.
+    """Exchanges among the ranks of comm that add with `operation`, an MPI.Op. Collective.
 
-    ranges: all that will be exchanged. Whose each part is, and in which calls it goes, is found once, for all steps.
-    on_call: hears of each call's beginning and end, as CallsTogether's notice.
+    placement: the node of each rank. ranges: all that will be exchanged; owners and calls are found once, for all
+    steps. on_call: is told of each call's start and end, as CallsTogether's notice.
     """
 
     errors = None
@@ -64,19 +64,19 @@ class RootedExchange:
         return self._comm.Ireduce(piece, None, self._operation, root)
 
     def _for_each_piece(self, name: str, begin: Callable, vector, start: int, stop: int) -> Iterator:
-        """begin(piece, its root) of each, behind those of the ranges before. vector: of the range alone."""
+        """Queue begin(piece, root) for each piece, behind earlier ranges. vector: this range only."""
         first = self._calls.count
         for root, (low, high) in self._pieces[start, stop]:
             piece = vector[low - start : high - start]
             self._calls.queue(partial(begin, piece, root), name, piece.nbytes, root)
-        for count in range(first + 1, self._calls.count + 1):  # one by one: each that ends shows that something moves
+        for count in range(first + 1, self._calls.count + 1):  # one by one, so the engine sees each end
             yield Condition(partial(self._calls.are_done, count))
 
 
 def pieces_of(placement: list[int], start: int, stop: int, length: int) -> list[tuple[int, tuple[int, int]]]:
-    """(root, its bounds) in the order of the calls: every root's first piece, then every second one.
+    """Return (root, bounds) in the order of the calls: every root's first piece, then every second one.
 
-    Roots follow each other by nodes: the first rank of each, then the second ones. length: of a piece at most.
+    Roots go round the nodes: the first rank of each, then the second ones. length: of a piece at most.
     """
     slices = cut_by_node(placement, start, stop)
     local = local_ranks(placement)

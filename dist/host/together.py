@@ -12,7 +12,7 @@ LOOK_NS = 2_000_000  # between two tests of all calls: one takes 0.2 us under MP
 
 
 class CallsTogether:
-    """notice(name, bytes, root), if given, hears that a call begins; it returns what has `ended()` for its end."""
+    """notice(name, bytes, root), if given, is called when a call starts; what it returns has `ended()` for the end."""
 
     def __init__(self, most: int, notice: Callable | None = None):
         self._most, self._notice = most, notice
@@ -20,12 +20,12 @@ class CallsTogether:
         self.count = 0  # of all that were queued
 
     def queue(self, begin: Callable, name: str, size: int, root: int) -> None:
-        """begin() gives the request of a call that moves `size` bytes to `root` or from it."""
+        """Queue a call that moves `size` bytes to or from `root`; begin() returns its request."""
         self._queue.append((begin, name, size, root))
         self.count += 1
 
     def are_done(self, count: int) -> bool:
-        """Whether the first so many calls are complete; others begin meanwhile."""
+        """Return whether the first `count` calls are complete; start others meanwhile."""
         while self._under_way and self._under_way[0].Test():
             self._under_way.popleft()
             self._done += 1
@@ -42,14 +42,14 @@ class CallsTogether:
         return _Noticed(begin(), noticed)
 
     def _look(self) -> None:
-        """See which have ended, also behind one that has not."""
+        """Test all calls, also those behind one that has not ended."""
         for call in self._under_way:
             call.Test()
         self._looked_at = perf_counter_ns()
 
 
 class _Noticed:
-    """A request whose end is told, once."""
+    """A request that reports its end, once."""
 
     def __init__(self, request, noticed):
         self._request, self._noticed = request, noticed

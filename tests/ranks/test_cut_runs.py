@@ -16,7 +16,7 @@ FLAGS = [
     "--strategy", "reduce-scatter", "--lr", 0.01, "--eps", 1e-4, "--grad-clip", 0.3, "--eval-every", 2,
 ]  # fmt: skip
 GLOBAL_BATCH, STEPS = 4, 2  # of each shape
-# HostStaging, parts, stages.
+# Copies, parts, stages.
 SHAPES = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 1, 1), (2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)]
 
 
