@@ -1,8 +1,8 @@
-"""Sums over the parts of a stage: the ranks that hold parts of the same tensors, and add up what each has of the rows.
+"""Sums over the tp ranks of a pipeline stage, which hold shards of the same tensors and partial sums of the same rows.
 
-In a node in memory that its ranks share, across nodes by messages (`new_parts` chooses). Either way each sum is made
-once, or in the same order by everyone: the same bits on all ranks, and in every run. Arrays are float32, and
-C-contiguous. All parts call the same in the same order.
+Within a node they use shared memory, across nodes messages (`new_parts` chooses). Each sum is made once, or in the same
+order by all: the same bits on all ranks, and in every run. Arrays are float32 and C-contiguous. All tp ranks make the
+same calls in the same order.
 """
 
 import itertools
@@ -18,11 +18,11 @@ from dist.waiting import barrier, nothing, wait_nearby
 from dist.wire import WireFormat
 from dist.world import World
 
-SMALL = 1 << 14  # elements: so few are added by every rank for itself, which spares a meeting
+SMALL = 1 << 14  # elements: every rank adds so few for itself, which saves a synchronization
 
 
 def new_parts(parts_world: World, elements: int, phase, progress=nothing) -> "SharedParts | RingParts":
-    """For rows of at most `elements`. Collective over the job: where the memory is too small it ends with one line.
+    """Make a group for rows of at most `elements`. Collective over the job, which ends if memory is short.
 
     phase(name, bytes): a context manager around each call's work (Tracer.interruption). progress(), also an attribute,
     is called while a rank waits.
@@ -36,36 +36,36 @@ def new_parts(parts_world: World, elements: int, phase, progress=nothing) -> "Sh
 
 
 class TensorGroup:
-    """What both kinds have in common: what is asked of them, and how it is timed."""
+    """Base class of both kinds: their calls, and how they are timed."""
 
     def __init__(self, parts_world: World, elements: int, phase, progress=nothing):
         self.rank, self.size, self.elements = parts_world.rank, parts_world.size, elements
         self._phase, self.progress = phase, progress
 
     def share(self, count: int) -> tuple[int, int]:
-        """[start, stop) of this part's share of `count` elements."""
+        """Return [start, stop) of this tp rank's share of `count` elements."""
         return cut(count, self.size)[self.rank]
 
     def sum(self, rows: np.ndarray) -> np.ndarray:
-        """Rows (N, C): the sum over the parts, where it lies until the next such call; the rows stay as they are.
+        """Return the sum of rows (N, C) over the tp ranks, valid until the next such call; the rows stay unchanged.
 
-        Rows (N,): they become the sum, and are returned.
+        Rows (N,) are replaced by the sum and returned.
         """
         with self._phase("tensor", rows.nbytes):
             return self._combine(np.add, rows) if rows.ndim == 1 else self._sum_rows(self._fitting(rows))
 
     def maximum(self, rows: np.ndarray) -> np.ndarray:
-        """Rows (N,) become the largest of all parts, element by element, and are returned."""
+        """Replace rows (N,) by the maximum over the tp ranks, element by element, and return them."""
         with self._phase("tensor", rows.nbytes):
             return self._combine(np.maximum, rows)
 
     def lend(self, arrays: list[np.ndarray]) -> None:
-        """The arrays of all parts become those of part 0."""
+        """Replace the arrays of all tp ranks by those of tp rank 0."""
         with self._phase("lend", sum(array.nbytes for array in arrays)):
             self._lend([array.reshape(-1) for array in arrays])
 
     def join(self, rows: np.ndarray) -> np.ndarray:
-        """Rows of which each part has filled its `share` (of rows.reshape(-1)): all parts get all of them, in place."""
+        """Gather rows, of which each tp rank has filled its `share` (of rows.reshape(-1)), in place."""
         with self._phase("tensor", rows.nbytes):
             self._join(self._fitting(rows).reshape(-1))
         return rows
@@ -77,14 +77,14 @@ class TensorGroup:
 
 
 class SharedParts(TensorGroup):
-    """In memory that the parts' node shares. Collective.
+    """In memory that the ranks' node shares. Collective.
 
-    Each rank has a room of its own, and all have one sum. Partial rows are written into the rooms; when all have come,
-    each adds up an equal share of them, parts in their order; and when all shares are done, the sum is used where it
-    lies. One room is enough: rooms are rewritten after the second meeting, the sum after the next call's first.
+    Each rank has a room, and all have one sum. Each writes its partial rows into its room. When all have, each adds up
+    an equal share, in the order of the tp ranks. When all shares are done, all use the sum in place. One room is
+    enough: rooms are rewritten after the second synchronization, the sum after the next call's first.
 
-    What is small (rows (N,), lent arrays) goes through two small rooms a rank in turn, in pieces, where a meeting each
-    is enough: who comes to the next has read the last. So it leaves the room and the sum as they are.
+    Small data (rows (N,), replicated arrays) goes through two small rooms per rank in turn, in pieces. One
+    synchronization per piece is enough: a rank that comes to the next has read the last. Room and sum stay unchanged.
     """
 
     def __init__(self, parts_world: World, elements: int, phase, progress=nothing):
@@ -103,15 +103,15 @@ class SharedParts(TensorGroup):
 
     @staticmethod
     def shared_bytes(parts_world: World, elements: int) -> int:
-        """What this rank makes of the shared memory; the first also the sum."""
+        """Return the bytes of shared memory that this rank makes; the first rank also makes the sum."""
         return 4 * (2 * SMALL + elements * (2 if parts_world.rank == 0 else 1))
 
     def room(self, shape: tuple[int, ...]) -> np.ndarray:
-        """This rank's room: partial rows that are written there need not be copied. It holds what was written."""
+        """Return this rank's room: partial rows that the caller writes there need no copy."""
         return self._rooms[self.rank][: prod(shape)].reshape(shape)
 
     def close(self) -> None:
-        """Give the memory back; rooms and sums must not be used any more. Collective over the parts."""
+        """Free the memory; rooms and sums must not be used any more. Collective over the group."""
         self._small_rooms = self._rooms = self._sum = None
         self._memory.close()
 
@@ -164,16 +164,16 @@ class SharedParts(TensorGroup):
         return self._small_rooms[self._turn]
 
     def _meet(self):
-        """Return when all parts have come here, and see what they wrote."""
+        """Wait for all tp ranks, and see what they wrote."""
         self._memory.arrive()
         self._meetings += 1
         wait_nearby(self._memory.arrived(range(self.size), self._meetings), self.progress)
 
 
 class RingParts(TensorGroup):
-    """By messages, where parts lie on several nodes: rows around a ring (host/ring.py), what is small to everybody.
+    """By messages, if the group spans nodes: rows around a ring (host/host_ring.py), small data by MPI's collectives.
 
-    Nobody else uses parts_world's communicator.
+    No one else may use parts_world's communicator.
     """
 
     def __init__(self, parts_world: World, elements: int, phase, progress=nothing):
@@ -186,11 +186,11 @@ class RingParts(TensorGroup):
         return 0
 
     def room(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Where partial rows may be written."""
+        """Return room for partial rows."""
         return self._room[: prod(shape)].reshape(shape)
 
     def close(self) -> None:
-        """Nothing is shared."""
+        """Do nothing: no memory is shared."""
 
     def _sum_rows(self, rows):
         total = self._sum[: rows.size]
@@ -222,7 +222,7 @@ class RingParts(TensorGroup):
 
 
 def _combined(function, addends: list[np.ndarray], out: np.ndarray) -> None:
-    """out = the addends, combined in their order. out is none of them, but may be an array that one was copied from."""
+    """Combine the addends in their order into out, which is none of them."""
     if len(addends) == 1:
         out[:] = addends[0]
         return
@@ -237,13 +237,13 @@ def _copy(sources, targets) -> None:
 
 
 def _side_by_side(memory, arrays) -> list[np.ndarray]:
-    """Room for these arrays at the beginning of a memory."""
+    """Return views for these arrays, side by side at the beginning of a memory."""
     stops = itertools.accumulate(map(len, arrays))
     return [memory[stop - len(array) : stop] for array, stop in zip(arrays, stops, strict=True)]
 
 
 def _packed(arrays, most: int):
-    """The arrays, in order and cut where need be, in lists of together at most so many elements."""
+    """Yield lists of the arrays in order, cut where needed, with at most `most` elements per list."""
     pieces, left = [], most
     for array in arrays:
         while len(array):

@@ -1,7 +1,7 @@
-"""Between the stages of a pipeline: activations down to the next, their gradients up, in the order of the micro-steps.
+"""Messages between pipeline stages: activations to the next, their gradients back, in the order of the microbatches.
 
-No schedule hangs in which each message is sent before its receiver goes on without it: sends wait for nobody, receives
-are posted ahead, and messages of one link do not overtake one another (MPI 4.1, section 3.5: same ranks, same tag).
+No schedule hangs that sends each message before its receiver needs it: sends do not wait, receives are posted ahead,
+and messages of one link do not overtake each other (MPI 4.1, section 3.5: same ranks, same tag).
 """
 
 from collections import deque
@@ -12,20 +12,20 @@ import numpy as np
 from dist.waiting import nothing, wait_nearby
 from dist.world import World
 
-DOWN, UP, HEAD = 1, 2, 3  # tags: to the next stage, to the one before, between the first and the last
+DOWN, UP, HEAD = 1, 2, 3  # tags: to the next stage, to the previous stage, between the first and the last
 RECEIVES_AHEAD = 2
 
 
 class StageLinks:
-    """What one rank passes to the same part of its copy's other stages, and gets from it. Collective over the stages.
+    """Sends and receives between a rank and the same tp rank of its replica's other stages. Collective over the stages.
 
-    shape: of the rows that are passed on, float32. phase(name, bytes=, root=): a context manager around the work of a
-    call (Tracer.interruption); root is the peer's rank in the job. parts: those of this stage, where they share a
-    memory (dist/parts.py): rows are the same on all of them, so each sends its share alone, and shares are joined where
-    they arrive. progress_others(), an attribute too, is called while this rank waits.
+    shape: of the float32 rows that are sent. phase(name, bytes=, root=): a context manager around a call's work
+    (Tracer.interruption); root is the peer's rank in the job. parts: the stage's tensor-parallel group (dist/parts.py).
+    Rows are the same on all its ranks, so each sends its share, and the receivers join the shares. progress_others(),
+    also an attribute, is called while this rank waits.
 
-    A micro-step's rows go into buffers of our own, which are used again: the caller's are free at once. What belongs to
-    the head is sent from where it lies, and received there.
+    A microbatch's rows go through buffers of this class, so the caller's are free at once. The head's tensors are sent
+    and received in place.
     """
 
     def __init__(self, stages_world: World, shape: tuple[int, ...], phase, parts=None, progress_others=nothing):
@@ -41,7 +41,7 @@ class StageLinks:
         self._posted, self._left = {DOWN: deque(), UP: deque()}, {DOWN: 0, UP: 0}
 
     def begin(self, forwards: int, backwards: int) -> None:
-        """A step of so many micro-steps, each way, begins: its first receives are posted."""
+        """Begin a step with so many microbatches each way, and post its first receives."""
         self._left = {DOWN: forwards if self._has(self._source(DOWN)) else 0}
         self._left[UP] = backwards if self._has(self._source(UP)) else 0
         for direction in (DOWN, UP):
@@ -49,7 +49,7 @@ class StageLinks:
                 self._post(direction)
 
     def receive(self, direction: int, into: np.ndarray) -> None:
-        """The next rows that come down, or up, fill `into`, C-contiguous."""
+        """Receive the next rows from up or down the pipeline into `into`, C-contiguous."""
         if not self._posted[direction]:
             raise ValueError(f"stage {self.stage} receives more than its step has: begin(...) says how many")
         buffer, request = self._posted[direction].popleft()
@@ -62,7 +62,7 @@ class StageLinks:
             self._parts.join(into)
 
     def send(self, direction: int, rows: np.ndarray) -> None:
-        """Begin to send rows down, or up. They may be written to at once."""
+        """Start to send rows down or up the pipeline. The caller may overwrite them at once."""
         peer = self.stage + (1 if direction == DOWN else -1)
         buffer = self._take_buffer()
         with self._phase("send", bytes=buffer.nbytes, root=self._job_ranks[peer]):
@@ -70,8 +70,8 @@ class StageLinks:
             self._sends.append((buffer, self._comm.Isend(buffer, peer, direction)))
             self.progress()
 
-    # The head: the last stage uses the token embedding, which the first one owns, and returns its gradient. It is one
-    # message: 76 MB over 4 Gbit/s took 175 ms, where one end called MPI every 5 ms; in 73 pieces 6 s (MPICH 5.0.2).
+    # The head: the last stage uses the token embedding, which the first stage owns, and returns its gradient. It is one
+    # message: 76 MB over 4 Gbit/s took 175 ms where one end called MPI every 5 ms, and 6 s in 73 pieces (MPICH 5.0.2).
 
     def send_head(self, tensor: np.ndarray) -> None:
         """Begin to send the embedding or its gradient to the other end. It stays as it is until `finish`."""
@@ -92,7 +92,7 @@ class StageLinks:
                 self._wait(self._head_receives.popleft())
 
     def progress(self) -> None:
-        """Move on what is under way, without waiting: the larger messages need both ends' calls."""
+        """Move on what is under way, without waiting: large messages need calls at both ends."""
         while self._sends and self._sends[0][1].Test():
             self._free.append(self._sends.popleft()[0])
         for requests in (self._head_sends, self._head_receives):
@@ -103,9 +103,9 @@ class StageLinks:
                 posted[0][1].Test()
 
     def finish(self) -> None:
-        """A step ends: return when all that this rank has sent has left it. RuntimeError if something was not received.
+        """End a step: wait until all that this rank sent has left. RuntimeError if something was not received.
 
-        It has no phase of its own, as there are as many phases as messages.
+        It is not a phase, because there is one phase per message.
         """
         if any(self._posted.values()) or self._head_receives:
             raise RuntimeError(
