@@ -1,8 +1,8 @@
-"""Which ranks share a model, and how: each rank's place among parts of tensors, copies of the model, pipeline stages.
+"""The mesh of ranks: tensor-parallel shards (parts), data-parallel replicas (copies) and pipeline stages.
 
-Parts speak most, in every layer, so they are neighbours: on one node where its ranks divide by their number. Copies
-come next, and then stages, whose messages are the fewest (Narayanan et al. 2021). Neighbours are counted node by node,
-whatever order the launcher numbered the ranks in.
+The ranks of a tensor-parallel group exchange in every layer, so they are neighbours: on one node if its ranks divide by
+their number. Replicas come next, and then stages, whose messages are the fewest (Narayanan et al. 2021). Neighbours
+are counted node by node, whatever the launcher's order of the ranks.
 """
 
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from dist.world import World, world_of
 class Mesh:
     """tensor, data, pipeline: how many parts, copies and stages; part, copy, stage: this rank's.
 
-    data_world: the ranks that hold the same piece, one of each copy, in order: for strategies. model_world: the ranks
-    of this copy. parts_world: the parts of this stage of this copy. stages_world: the stages of this part of this copy.
-    coordinates: of every rank of the job, as `positions` gives them. spans_nodes: whether the parts of a stage lie on
-    several nodes anywhere; then every layer waits for the network.
+    data_world: the ranks with the same model shard, one of each replica, in order: for strategies. model_world: the
+    ranks of this replica. parts_world: the tp ranks of this stage and replica. stages_world: the stages of this tp rank
+    and replica. coordinates: of every rank of the job, from `positions`. spans_nodes: whether any tensor-parallel group
+    spans nodes; then every layer waits for the network.
     """
 
     tensor: int
@@ -34,13 +34,13 @@ class Mesh:
     spans_nodes: bool
 
     def titles(self) -> list[str]:
-        """Of each rank of the job where it is: "copy 0 stage 2 part 1", of what there are several."""
+        """Return the place of each rank of the job, "copy 0 stage 2 part 1", without axes of size 1."""
         counts = {"copy": self.data, "stage": self.pipeline, "part": self.tensor}
         several = [axis for axis, count in counts.items() if count > 1]
         return [" ".join(f"{axis} {place[axis]}" for axis in several) for place in self.coordinates]
 
     def close(self) -> None:
-        """Give the groups' communicators back; an MPI has some two thousand for a process. Collective over the job."""
+        """Free the groups' communicators; an MPI has some two thousand per process. Collective over the job."""
         for world in (self.data_world, self.model_world, self.parts_world, self.stages_world):
             if world.whole is not None:
                 world.local_comm.Free()
@@ -48,12 +48,12 @@ class Mesh:
 
 
 def make_mesh(world: World, tensor: int, pipeline: int) -> Mesh:
-    """The mesh of all ranks of the job, with `tensor` parts and `pipeline` stages. Collective."""
+    """Make the mesh of all ranks of the job, with `tensor` parts and `pipeline` stages. Collective."""
     coordinates = positions(world.places, tensor, pipeline)
     own = coordinates[world.rank]
 
     def group(*axes):
-        """The ranks that differ from this one in these axes only, as a world of their own, ordered by them."""
+        """Return the world of the ranks that differ from this one only in these axes, ordered by them."""
         fixed = [axis for axis in ("stage", "copy", "part") if axis not in axes]
         colors = sorted({tuple(place[axis] for axis in fixed) for place in coordinates})
         color = colors.index(tuple(own[axis] for axis in fixed))

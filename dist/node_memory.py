@@ -1,4 +1,4 @@
-"""Memory that the ranks of a node share, and counters by which they tell each other that something is written there."""
+"""Memory that the ranks of a node share, and counters that tell the others when something is written there."""
 
 import numpy as np
 
@@ -9,15 +9,15 @@ from dist.world import World, end_with_one_line
 
 
 class NodeMemory:
-    """Arrays that all ranks of local_comm see, each made by one of them. Collective."""
+    """Arrays that all ranks of local_comm see; each rank makes one. Collective."""
 
     def __init__(self, local_comm):
         self._local_comm, self._local_rank, self._windows = local_comm, local_comm.rank, []
-        # Of 8 numbers only the first counts: on a cache line of its own, no rank's writes slow down another's reads.
+        # Only the first of 8 numbers is used: on its own cache line, a rank's writes do not slow down another's reads.
         self._counts = self.share(8, np.int64)
 
     def share(self, count: int, dtype=np.float32) -> list[np.ndarray]:
-        """The zeroed arrays of all local ranks, by local rank; this rank's holds `count` elements. Collective."""
+        """Return the zeroed arrays of all local ranks; this rank's has `count` elements. Collective."""
         itemsize = np.dtype(dtype).itemsize
         window = MPI.Win.Allocate_shared(count * itemsize, itemsize, comm=self._local_comm)
         window.Lock_all()
@@ -31,12 +31,12 @@ class NodeMemory:
         return arrays
 
     def arrive(self) -> None:
-        """Say that this rank has written its part. Whoever sees it arrive sees what it wrote before."""
+        """Announce that this rank has written its part. Ranks that see it arrive see what it wrote before."""
         self._synchronize()
         self._counts[self._local_rank][0] += 1
 
     def arrived(self, local_ranks, count: int) -> Condition:
-        """The condition that each of these local ranks has arrived `count` times, counted from the start."""
+        """Return the condition that each of these local ranks has arrived `count` times since the start."""
 
         def holds():
             if any(self._counts[local_rank][0] < count for local_rank in local_ranks):
@@ -47,7 +47,7 @@ class NodeMemory:
         return Condition(holds)
 
     def close(self) -> None:
-        """Give the memory back; the arrays must not be used any more. Collective over the node."""
+        """Free the memory; the arrays must not be used any more. Collective over the node."""
         self._counts = None
         for window in self._windows:
             window.Unlock_all()
@@ -60,11 +60,10 @@ class NodeMemory:
 
 
 def check_room(world: World, own_bytes: int, what: str, other: str = "") -> None:
-    """End the job with one line where a node has not the shared memory that its ranks are about to make.
+    """End the job with one line if a node lacks the shared memory that its ranks are about to make.
 
-    own_bytes: of this rank; what a node's ranks need adds up, whatever groups they make it in. what, other: as
-    lack_of_room has them. Collective over the job. The memory would be made all the same; the first touch of a page
-    that is not there kills a rank without a word.
+    own_bytes: of this rank; the needs of a node's ranks add up. what, other: as in lack_of_room. Collective over the
+    job. Without this check the allocation succeeds, and the first touch of a missing page kills the rank silently.
     """
     job = world.job
     needed, free, problem = job.local_comm.allreduce(own_bytes), free_bytes(), None

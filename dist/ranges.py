@@ -5,18 +5,18 @@ from itertools import pairwise
 
 
 def cut(count: int, parts: int) -> list[tuple[int, int]]:
-    """[start, stop) of each of `parts` ranges that tile [0, count); their sizes differ by at most one."""
+    """Return [start, stop) of `parts` ranges that tile [0, count); their sizes differ by at most one."""
     points = [count * part // parts for part in range(parts + 1)]
     return list(pairwise(points))
 
 
 def cut_range(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
-    """The same of [start, stop)."""
+    """Cut [start, stop) in the same way."""
     return [(start + low, start + high) for low, high in cut(stop - start, parts)]
 
 
 def cut_by_node(placement: list[int], start: int, stop: int) -> list[tuple[int, int]]:
-    """Each rank's part of [start, stop): an even share of its node's, and the nodes' shares are even, too.
+    """Return each rank's part of [start, stop): an even share of its node's even share.
 
     placement: node of each rank, numbered from 0.
     """
@@ -26,7 +26,7 @@ def cut_by_node(placement: list[int], start: int, stop: int) -> list[tuple[int, 
 
 
 def local_ranks(placement: list[int]) -> list[int]:
-    """Each rank's number on its node."""
+    """Return each rank's number on its node."""
     before, numbers = Counter(), []
     for node in placement:
         numbers.append(before[node])
@@ -35,10 +35,10 @@ def local_ranks(placement: list[int]) -> list[int]:
 
 
 def divide_among_holders(held: list[list[tuple[int, int]]], stop: int) -> list[list[tuple[int, int]]]:
-    """Share out what the ranks hold of [0, stop), so that each element goes to one rank that holds it.
+    """Give each element of [0, stop) to one rank that holds it.
 
-    held: each rank's ranges; the result: each rank's parts of them. What several ranks hold is cut among them; what
-    nobody holds is in no part.
+    held: each rank's ranges; the result: each rank's parts of them. Elements that several ranks hold are cut among
+    them; elements that none holds are in no part.
     """
     points = sorted({0, stop} | {min(point, stop) for ranges in held for one in ranges for point in one})
     parts = [[] for _ in held]
@@ -51,5 +51,5 @@ def divide_among_holders(held: list[list[tuple[int, int]]], stop: int) -> list[l
 
 
 def longest(ranges) -> int:
-    """Elements of the longest of some (start, stop)."""
+    """Return the length of the longest of some (start, stop)."""
     return max(stop - start for start, stop in ranges)

@@ -1,4 +1,4 @@
-"""Work that a thread repeats beside the training, at an even pace, until it is stopped or the process ends."""
+"""Work that a thread repeats at regular intervals, until it is stopped or the process ends."""
 
 import atexit
 import threading
@@ -7,7 +7,7 @@ AT_EXIT_S = 5.0  # a file system that hangs must not keep the process from endin
 
 
 class Repeating:
-    """Calls work() every pause_s seconds in a thread of its own, from one pause after its making on."""
+    """Calls work() every pause_s seconds in its own thread, first after one pause."""
 
     def __init__(self, work, pause_s: float, name: str):
         self._work, self._pause_s, self._stopped = work, pause_s, threading.Event()
@@ -18,9 +18,9 @@ class Repeating:
         atexit.register(self.stop, AT_EXIT_S)
 
     def stop(self, within_s: float | None = None) -> None:
-        """End the thread, after the call of work() that may be under way, or go on without it after `within_s`.
+        """End the thread after the current call of work(), or return without it after `within_s`.
 
-        Not to be called within work().
+        work() must not call this.
         """
         atexit.unregister(self.stop)
         self._stopped.set()

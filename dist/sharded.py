@@ -1,6 +1,6 @@
-"""Flat vectors that no rank holds whole: the shard it owns, and room for the ranges that are in use (ZeRO).
+"""Flat vectors that no rank holds whole: its own shard, and room for the ranges in use (ZeRO).
 
-zeros(length) makes their memory: the host's, or a GPU's (dist/gpu/buffers.py).
+zeros(length) allocates their memory, on the host or on a GPU (dist/gpu/buffers.py).
 """
 
 from itertools import accumulate
@@ -11,11 +11,11 @@ from dist.buffers import OwnBuffers, host_zeros
 from dist.host import host_ring
 from dist.world import World
 
-LAYER_SLOTS = 2  # one range is computed while the one before it, or after it, travels
+LAYER_SLOTS = 2  # the model computes one range while a neighbour of it travels
 
 
 class OwnedParts:
-    """What a rank owns of each range, zeroed: about 1/N of the vector.
+    """A rank's part of each range, zeroed: about 1/N of the vector.
 
     bounds: {(start, stop) of a range: [low, high) of this rank's part of it}. `flat` holds the parts side by side;
     `parts[start, stop]` is a view of the part of one range.
@@ -32,19 +32,19 @@ class OwnedParts:
         return self._views[part]
 
     def alike(self) -> "OwnedParts":
-        """Room for the same parts of another vector."""
+        """Return room for the same parts of another vector."""
         return OwnedParts(self.bounds, self._zeros)
 
 
 class Slots:
-    """Stands in for a flat vector of which a range exists only while its turn lasts.
+    """Stands in for a flat vector whose ranges take turns in less memory.
 
-    The first range and the last have memory of their own. Those between, the layers, take turns in LAYER_SLOTS slots,
-    so that a layer and its neighbour never lie in the same one. slot_of: {(start, stop) of a range: its slot}. A single
-    range, of a pipeline's stage, is the first.
+    The first and the last range have memory of their own. The layers between them take turns in LAYER_SLOTS slots, so a
+    layer and its neighbour never share one. slot_of: {(start, stop) of a range: its slot}. The only range of a pipeline
+    stage is the first.
 
-    slots[start:stop], within one range, is a view, as of a whole vector. It cannot tell which range's values lie there:
-    that is for its users to know.
+    slots[start:stop], within one range, is a view, as of a whole vector. Its users must know which range's values lie
+    there.
     """
 
     def __init__(self, ranges, zeros=host_zeros):
@@ -63,21 +63,21 @@ class Slots:
 
 
 class ShardedGradients(OwnBuffers):
-    """All of the `parameters`, and room for the ranges of the `gradients` that backward is at (ZeRO-2)."""
+    """All `parameters`, and room for the ranges of `gradients` that backward works on (ZeRO-2)."""
 
     def __init__(self, world: World, size: int, ranges, zeros=host_zeros):
         self._world, self._zeros, self.ranges = world, zeros, ranges
         self.parameters, self.gradients = zeros(size), Slots(ranges, zeros)
 
     def new_parts(self) -> OwnedParts:
-        """Room for this rank's part of each range, on the buffers' device: the part whose sum a ring's reduce-scatter
-        leaves here."""
+        """Return room for this rank's part of each range, on the buffers' device: the part whose sum a ring's
+        reduce-scatter leaves here."""
         size, rank = self._world.size, self._world.rank
         return OwnedParts({part: host_ring.own_chunk(size, rank, *part) for part in self.ranges}, self._zeros)
 
 
 class ShardedParameters(ShardedGradients):
-    """Room for the ranges of `parameters` and `gradients` that are in use; `own`: this rank's parameters (ZeRO-3)."""
+    """Room for the ranges of `parameters` and `gradients` in use, and `own`, this rank's parameters (ZeRO-3)."""
 
     def __init__(self, world: World, size: int, ranges, zeros=host_zeros):
         self._world, self._zeros, self.ranges = world, zeros, ranges
@@ -85,5 +85,5 @@ class ShardedParameters(ShardedGradients):
         self.own = self.new_parts()
 
     def filled(self, start: int, stop: int) -> None:
-        """Keep this rank's part of the range's first parameters, before the next range takes their memory."""
+        """Keep this rank's part of a range's first parameters, before the next range takes its memory."""
         self.own[start, stop][:] = self.parameters[slice(*self.own.bounds[start, stop])]
