@@ -1,8 +1,6 @@
-"""What a program says on stdout and stderr, whatever lies behind them.
+"""Output to stdout and stderr that survives a full disk, a closed pipe, or a terminal with another encoding.
 
-That may be a full disk, a pipe that nobody reads any more, or a terminal with an alphabet of its own.
-
-A job says it by `say`, as nobody's progress lines are worth a training. Every program begins with open_console.
+A training prints with `say`, because a lost progress line must not end it. Every program begins with open_console.
 """
 
 import atexit
@@ -12,17 +10,17 @@ import warnings
 from contextlib import suppress
 
 USER_MISTAKE = 2  # exit code, as argparse's
-BY_CTRL_C = 130  # exit code: what a shell says of a program that Ctrl-C ended
-UNWRITTEN = 1  # exit code: what was printed is not where it was to be
-_is_said = False  # whether stdout has lines that nobody need read
+BY_CTRL_C = 130  # exit code, as shells report a program that Ctrl-C ended
+UNWRITTEN = 1  # exit code: some output could not be written
+_is_said = False  # whether stdout has lines that may be lost
 
 
 def open_console() -> None:
-    """What stdout's encoding lacks is printed as "?" from here on; a program whose output nobody takes ends in silence.
+    """Print "?" for characters that stdout's encoding lacks, and end silently when nobody reads the output.
 
-    A full disk behind stdout is one line on stderr. Of a job, install_abort_hook of dist/world.py has the last word.
-    NumPy's warnings of numbers that overflow are not printed, by each rank and thread: whoever checks the loss, the
-    norm or the logits says in one line that they are no numbers.
+    A full disk behind stdout is one line on stderr. In a job, install_abort_hook of dist/world.py replaces this.
+    Silence NumPy's warnings of overflow on each rank and thread: checks of the loss, the norm and the logits report
+    values that are not finite in one line.
     """
     warnings.filterwarnings("ignore", "(overflow|invalid value|divide by zero) encountered", RuntimeWarning)
     for stream in (sys.stdout, sys.stderr):
@@ -33,7 +31,7 @@ def open_console() -> None:
 
 
 def say(*text, end: str = "\n", on_stderr: bool = False) -> None:
-    """print, at once. What cannot be written is written with the next line that can be, or lost."""
+    """Print at once. Text that cannot be written is written with a later line, or lost."""
     global _is_said
     _is_said |= not on_stderr
     stream, line = sys.stderr if on_stderr else sys.stdout, " ".join(map(str, text))
@@ -46,7 +44,7 @@ def say(*text, end: str = "\n", on_stderr: bool = False) -> None:
 
 
 def _end_quietly(kind, error, trace) -> None:
-    """The excepthook: an error that is stdout's own is no traceback. Python exits with code 1 after it."""
+    """The excepthook: print no traceback for an error of stdout itself. Python then exits with code 1."""
     # An error of a file that was opened by its name has that name.
     problem = _flush(sys.stdout, b"\n") if isinstance(error, OSError) and error.filename is None else None
     if problem is None:
@@ -56,9 +54,9 @@ def _end_quietly(kind, error, trace) -> None:
 
 
 def _drop_unwritten() -> None:
-    """At the end, what a stream holds and cannot write goes nowhere: Python would complain, and exit with code 120.
+    """At the end, drop what a stream holds and cannot write: Python would complain, and exit with code 120.
 
-    Of what was printed, and not said, somebody may want to know: that is another code, unless he reads no more.
+    If lost output was printed rather than said, exit with UNWRITTEN, unless the reader closed the pipe.
     """
     problem = _flush(sys.stdout)
     for stream in (sys.stdout, sys.stderr):
@@ -77,7 +75,7 @@ def _complain(problem: OSError) -> None:
 
 
 def _flush(stream, probe: bytes = b"") -> OSError | None:
-    """What keeps a stream from writing what it holds, and then the probe, if anything does."""
+    """Write what a stream holds, and then the probe; return the error, if any."""
     try:
         with suppress(ValueError, AttributeError):
             stream.flush()

@@ -26,8 +26,12 @@ class SparseGradient:
     """
 
     def __init__(self, shape: tuple[int, int], memory: list, own: int = 0):
-        self.shape, self._memory, self._own, self._turn = shape, memory, own, 0
-        self.fetched, self.has_parameters = False, False
+        self.shape = shape
+        self._memory = memory
+        self._own = own
+        self._turn = 0
+        self.fetched = False
+        self.has_parameters = False
         self.await_parameters = nothing
 
     def begin(self, ids: np.ndarray, next_ids: np.ndarray) -> None:

@@ -29,8 +29,12 @@ class StageLinks:
     """
 
     def __init__(self, stages_world: World, shape: tuple[int, ...], phase, parts=None, progress_others=nothing):
-        self._comm, self._phase, self._parts, self.progress_others = stages_world.comm, phase, parts, progress_others
-        self.stage, self.stages = stages_world.rank, stages_world.size
+        self._comm = stages_world.comm
+        self._phase = phase
+        self._parts = parts
+        self.progress_others = progress_others
+        self.stage = stages_world.rank
+        self.stages = stages_world.size
         self._job_ranks = self._comm.allgather(stages_world.job.rank)
         self._share = slice(*(parts.share(prod(shape)) if parts else (0, prod(shape))))
         self._free = []

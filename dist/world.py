@@ -1,4 +1,4 @@
-"""The ranks of the job and the nodes they sit on; how a job starts, speaks with one voice, and ends on all ranks."""
+"""The ranks of the job and their nodes; how a job starts, prints once, and ends on all ranks."""
 
 import atexit
 import os
@@ -18,9 +18,9 @@ from dist.probe.programs import RANKS, is_first
 from dist.shared_memory import start_problem
 from dist.waiting import barrier
 
-PRINTING_S = 0.3  # a launcher that is told to abort may drop what it has not passed on yet
-SPEAKING_S = 1.0  # what a rank leaves to the one before it: if that has met the same mistake, its line is enough
-ABORTING_S = 3.0  # an MPI_Abort may wait for what hangs; a rank that exits ends the job too
+PRINTING_S = 0.3  # a launcher that aborts may drop output that it has not forwarded yet
+SPEAKING_S = 1.0  # a rank waits so long for the rank before it, which may print the same mistake
+ABORTING_S = 3.0  # MPI_Abort may hang; a rank that exits ends the job too
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class World:
     """One rank's place in the job, or in a group of its ranks. Nodes are numbered from 0, in the order of their first
     ranks, the leaders.
 
-    whole: of a group, the job's world; None where this is it. Ranks, sizes and nodes are the group's, but it speaks and
-    ends as the job does: other groups would wait for ever for one that ended by itself.
+    whole: the job's world if this is a group's, else None. Ranks, sizes and nodes are the group's, but printing and
+    ending concern the whole job: other groups would wait for ever for one that ended alone.
     """
 
     comm: "MPI.Intracomm"
@@ -47,19 +47,19 @@ class World:
 
     @property
     def job(self) -> "World":
-        """The world of all ranks."""
+        """Return the world of all ranks."""
         return self.whole or self
 
     def print(self, *text) -> None:
-        """print on the job's rank 0 only, at once (console.say)."""
+        """Print at once, on the job's rank 0 only (console.say)."""
         if self.job.rank == 0:
             say(*text)
 
     @contextmanager
     def together(self, mistake: type[Exception]):
-        """Local work that may meet a user's mistake on some ranks: then the job ends on all of them with one line.
+        """Run local work in which some ranks may find a user's mistake: then all ranks end with one line.
 
-        Every rank of the job enters it, also of a group, and nothing inside may wait for another rank. Other exceptions
+        Every rank of the job enters this, also in a group, and the work may not wait for another rank. Other exceptions
         pass through.
         """
         message = None
@@ -76,14 +76,14 @@ class World:
 
 
 def end_with_one_line(comm, text: str):
-    """Every rank calls this: rank 0 prints the line, all leave with the exit code of a user's mistake."""
+    """Print the line on rank 0 and end all ranks with the exit code of a user's mistake. Every rank calls this."""
     if comm.rank == 0:
         say(f"error: {text}", on_stderr=True)
     raise SystemExit(USER_MISTAKE)
 
 
 def end_without_mpi(text: str, is_first: bool):
-    """As end_with_one_line, before MPI: the launcher ends all as soon as one has ended, so the first speaks in time."""
+    """End with one line before MPI starts. The launcher ends all ranks with the first, so that one prints in time."""
     if is_first:
         say(f"error: {text}", on_stderr=True)
     time.sleep(PRINTING_S if is_first else 2 * PRINTING_S)
@@ -91,10 +91,10 @@ def end_without_mpi(text: str, is_first: bool):
 
 
 class ClosedTogether(ExitStack):
-    """Closes what all ranks close together, at an end that all of them come to: the program's, or one with one line.
+    """Closes collective resources at an end that all ranks reach: the program's, or one with one line.
 
-    Not at an exception of one rank, which aborts the job: the others may never come. What is left open at an end may
-    make MPI_Finalize fail, with an exit code of its own.
+    After an exception of one rank, which aborts the job, it closes nothing: the others may never come. Resources that
+    stay open at a normal end may make MPI_Finalize fail with an exit code of its own.
     """
 
     def __exit__(self, kind, *error):
@@ -104,11 +104,11 @@ class ClosedTogether(ExitStack):
 
 
 def install_abort_hook(comm, mistakes: tuple[type[Exception], ...] = ()) -> None:
-    """From here on an uncaught exception prints rank, host and traceback and calls MPI_Abort, under any launcher.
+    """Make an uncaught exception print rank, host and traceback and call MPI_Abort, under any launcher.
 
-    Without this, the rank would wait in MPI_Finalize for the others, who wait for it in a collective. An exception of
-    one of the types in `mistakes`, which are the user's, prints its text alone, and so does Ctrl-C. Where several ranks
-    meet one, as of a file that all of them read, the lowest speaks for all.
+    Without this, the rank would wait in MPI_Finalize for the others, which wait for it in a collective. User mistakes,
+    exceptions of a type in `mistakes`, print their text only, and so does Ctrl-C. If several ranks find the same one,
+    such as a bad file that all read, the lowest prints it.
     """
 
     def abort(kind, error, trace):
@@ -125,29 +125,29 @@ def install_abort_hook(comm, mistakes: tuple[type[Exception], ...] = ()) -> None
 
 
 def end_job_in_turn(comm, text: str, code: int) -> None:
-    """end_job where other ranks may have met the same: the lowest of them speaks for all."""
+    """End the job where other ranks may have found the same mistake: the lowest rank prints it."""
     time.sleep(SPEAKING_S * min(comm.rank, 3))
     end_job(comm, text, code)
 
 
 def end_job(comm, text: str, code: int = 1) -> None:
-    """Print the text and end all ranks, from any thread of any rank. Does not return."""
+    """Print the text and end all ranks, from any thread of any rank. Never return."""
     say(text, end="", on_stderr=True)
     time.sleep(PRINTING_S)
-    # mpi4py keeps Python's lock in Abort. If that hangs, no thread of ours can do anything, but the kernel's timer can.
+    # mpi4py keeps Python's lock in Abort. If that hangs, no Python thread runs, but the kernel's timer does.
     signal.setitimer(signal.ITIMER_REAL, ABORTING_S)
     comm.Abort(code)
-    # MPI_Abort may return for a moment under some launchers; nothing of this rank must run after it.
+    # MPI_Abort may return under some launchers; nothing of this rank must run after it.
     os._exit(code)
 
 
 def library_name() -> str:
-    """The MPI library and its version, in one line."""
+    """Return the MPI library and its version, in one line."""
     return " ".join(MPI.Get_library_version().splitlines()[0].split()).split(", package")[0].replace("Version: ", "")
 
 
 def start_mpi() -> "MPI.Intracomm":
-    """The world's communicator. It initializes MPI if nobody has; without an MPI the program ends with one line."""
+    """Return the world's communicator. Initialize MPI if needed; end with one line if there is no MPI."""
     if MPI is None:
         end_without_mpi(": ".join(what_is_missing()), is_first(RANKS))
     if not MPI.Is_initialized():
@@ -159,10 +159,10 @@ def start_mpi() -> "MPI.Intracomm":
 
 
 def leave_together(comm) -> None:
-    """At the end of a job that nothing has aborted. Collective.
+    """Meet at the end of a job that nothing has aborted. Collective.
 
-    When the first rank ends with an exit code of ours, srun --kill-on-bad-exit sends SIGTERM to the others. The code is
-    to count, not the signal. So none ends before all ignore it, until their processes are gone.
+    When the first rank ends with a non-zero code, srun --kill-on-bad-exit sends SIGTERM to the others, and would report
+    the signal instead of the code. So no rank ends before all ignore SIGTERM.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not MPI.Is_finalized():
@@ -170,9 +170,9 @@ def leave_together(comm) -> None:
 
 
 def start_world(expect_ranks: int | None = None, mistakes: tuple[type[Exception], ...] = ()) -> World:
-    """Set up the world of this job; from here on an exception on any rank ends it (install_abort_hook). Collective.
+    """Set up the world of this job; an exception on any rank then ends it (install_abort_hook). Collective.
 
-    A world smaller than SLURM, the launcher or `expect_ranks` meant ends here, with a line that says what to do.
+    If the world is smaller than SLURM, the launcher or `expect_ranks` says, end with a line that says what to do.
     """
     comm = start_mpi()
     install_abort_hook(comm, mistakes)
@@ -182,9 +182,9 @@ def start_world(expect_ranks: int | None = None, mistakes: tuple[type[Exception]
 
 
 def world_of(comm, local_comm, whole: World | None = None) -> World:
-    """The world whose nodes are the local communicators: each holds the ranks that share a memory. Collective.
+    """Make the world whose nodes are the local communicators, each of the ranks that share memory. Collective.
 
-    whole: the job's world, if this is that of a group of its ranks.
+    whole: the job's world, if this one is a group's.
     """
     leader = local_comm.bcast(comm.rank)
     everyone = comm.allgather((leader, socket.gethostname(), local_comm.rank, (whole or comm).rank))
@@ -201,10 +201,10 @@ def world_of(comm, local_comm, whole: World | None = None) -> World:
 
 
 def lost_ranks(size: int, expect_ranks: int | None, environment) -> str | None:
-    """What is wrong with a world of `size`, or None.
+    """Return what is wrong with a world of `size`, or None.
 
-    srun without the right --mpi, or the mpirun of another MPI, gives N worlds of size 1 and no error: N separate
-    trainings. But launchers leave the number of ranks that they started in the environment.
+    srun without the right --mpi, or the mpirun of another MPI, starts N worlds of size 1 without an error: N separate
+    trainings. Launchers leave the number of ranks that they started in the environment.
     """
     if expect_ranks is not None and size != expect_ranks:
         return f"{size} ranks, expected {expect_ranks} (--expect-ranks): check the launch line, mpirun -n or srun -n"
@@ -223,13 +223,12 @@ def lost_ranks(size: int, expect_ranks: int | None, environment) -> str | None:
 
 
 def threads_per_rank(world: World) -> int:
-    """How many threads each rank may run, so that a node's ranks share its cores without crowding. Collective.
+    """Return how many threads each rank may run, so that a node's ranks share its cores. Collective.
 
-    A core that several local ranks may run on counts as a share for each. So where the launcher or SLURM binds ranks to
-    cores, it is the number of cores bound; elsewhere, the node's cores divided by its ranks. The cores' time that a
-    control group allows is shared alike by the ranks in it. OMP_NUM_THREADS and SLURM_CPUS_PER_TASK, where set, limit
-    it. All ranks get what the one with the least may run: the others would only wait for it, and its node would look
-    slow.
+    A core that several local ranks may use counts as a share for each: bound ranks get the cores bound to them, others
+    the node's cores divided by its ranks. The ranks in a control group share the core time that it allows.
+    OMP_NUM_THREADS and SLURM_CPUS_PER_TASK, if set, limit the number. All ranks get the least of any rank: the others
+    would only wait for it, and its node would look slow.
     """
     own, quotas = os.sched_getaffinity(0), cpu_quotas()
     everyone = world.local_comm.allgather((own, list(quotas)))
