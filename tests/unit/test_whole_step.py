@@ -10,7 +10,7 @@ from dist.cost.model_parallel import Seats
 from dist.cost.stages import barrier, stage
 from dist.cost.whole_step import PipelineStep, WholeStep
 from strategies import STRATEGIES
-from tests.unit.test_advised_shapes import BABY, workload, cluster, step_of
+from tests.unit.test_advised_shapes import BABY, cluster, step_of, workload
 from tests.unit.test_cost_of_cuts import by_events, closed_form, plans
 
 pytestmark = pytest.mark.any_mpi
