@@ -38,7 +38,7 @@ from scripts.prediction.predictor import advice_sentence, advise, short_number
 from scripts.prediction.replayed_run import advise_from_run
 from scripts.prediction.shapes import advise_shapes, shapes_sentence, shapes_table
 from scripts.prediction.workload import Workload, workload_of_run
-from scripts.settings.command_line import USER_MISTAKE, Parser
+from scripts.settings.command_line import Parser
 from scripts.settings.split_embedding import rows_of_text
 from scripts.settings.units import bytes_per_s, count_of, duration_s, size_in_bytes
 from traces.record.files import RunError

@@ -6,8 +6,8 @@
 
 One run: RUN/plots/ gets timeline, phases, slices, ports, ranks, waits, messages, loss and whole-run; RUN/report.html
 contains the verdict, all figures and the tables. With --out DIR everything goes there. Several runs: --out gets
-comparison, phases, loss, model, each run's timeline and, for runs of different size, scaling. Every figure is written as
-PNG and SVG. A crashed run is drawn as far as it got, and missing files are named.
+comparison, phases, loss, model, each run's timeline and, for runs of different size, scaling. Every figure is written
+as PNG and SVG. A crashed run is drawn as far as it got, and missing files are named.
 """
 
 import argparse
