@@ -42,13 +42,14 @@ def choose_backend(
     wire_format = WireFormat(settings.wire, segment_bytes(rate_both_ways(links)), settings.error_feedback, operation)
     kernels, why = choose_kernels(settings.backend, layout, world.job, threads, settings.tf32)
     if kernels is None:
-        return choose_on_cores(settings, config, world, layout, adamw, threads, links, kept, wire_format, why)
-    return choose_on_gpus(settings, config, world, layout, adamw, threads, links, kept, wire_format, kernels, why)
+        return choose_numpy(settings, config, world, layout, adamw, threads, links, kept, wire_format, why)
+    return choose_cupy(settings, config, world, layout, adamw, threads, links, kept, wire_format, kernels, why)
 
 
-def choose_on_cores(
+def choose_numpy(
     settings, config, world, layout, adamw, threads: int, links, kept, wire_format: WireFormat, why: str
 ) -> ChosenBackend:
+    """Choose the strategy on CPU cores. Collective over the job."""
     settings = replace(settings, backend="numpy")
     with world.together(UserError):
         check_arrays(settings, f" ({why})")
@@ -62,9 +63,10 @@ def choose_on_cores(
     return ChosenBackend(settings, make, facts)
 
 
-def choose_on_gpus(
+def choose_cupy(
     settings, config, world, layout, adamw, threads: int, links, kept, wire_format: WireFormat, kernels, why: str
 ) -> ChosenBackend:
+    """Choose transport and strategy on GPUs. Collective over the job."""
     job = world.job
     settings = replace(settings, overlap=bool(settings.overlap))
     identities = job.comm.allgather(gpu_identity(own_gpu(job.local_rank)))
@@ -78,8 +80,8 @@ def choose_on_gpus(
         transport_why += "; between stages through host memory"
     comm = device_comm(transport, world, kernels.device, settings.overlap)
     settings = replace(settings, backend="cupy", transport=transport)
-    training = partial(timed_training, world, settings, config, layout, adamw, None)
-    settings, auto = with_strategy(settings, config, world, training, links, wire_format, kept, comm)
+    time_step = partial(timed_training, world, settings, config, layout, adamw, None)
+    settings, auto = with_strategy(settings, config, world, time_step, links, wire_format, kept, comm)
     if comm is None:
         settings = with_operation(settings, wire_format.operation)
         make = partial(StagedGpuBackend, settings, world, layout, adamw, wire_format, kernels, threads)

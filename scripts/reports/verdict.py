@@ -179,7 +179,7 @@ def bubble_text(evidence: dict) -> str:
     stages = ", ".join(map(seconds_text, pipeline["tau_s"]))
     ideal = seconds_text(pipeline["ideal_s"])
     text += f"{count_text(pipeline['micro_steps'], 'microbatch', 'es')} of {stages} on the stages take {ideal} "
-    return text + "where messages take no time"
+    return text + "if messages take no time"
 
 
 def _node_lines(nodes: list[dict]) -> list[str]:

@@ -40,14 +40,14 @@ class ModelCut:
         """Describe the cut for the printed table; None if each rank has a whole model."""
         if self.tensor * self.pipeline == 1:
             return None
-        counts = (copies, "copy", "copies"), (self.tensor, "part", "parts"), (self.pipeline, "stage", "stages")
+        counts = (copies, "replica", "replicas"), (self.tensor, "shard", "shards"), (self.pipeline, "stage", "stages")
         text = " x ".join(f"{count} {one if count == 1 else many}" for count, one, many in counts)
         if self.pipeline == 1:
             return text
-        text += f" of {', '.join(map(str, self.layers))} layers; {self.schedule}, {self.micro_steps} micro-steps"
+        text += f" of {', '.join(map(str, self.layers))} layers; {self.schedule}, {self.micro_steps} microbatches"
         text += f", bubble {bubble(self.pipeline, self.micro_steps):.0%} of a step"
         if self.micro_steps < self.pipeline:
-            text += f", as there are fewer micro-steps than stages: raise --grad-accum ({self.micro_steps})"
+            text += f", as there are fewer microbatches than stages: raise --grad-accum ({self.micro_steps})"
         return text
 
 
@@ -116,7 +116,7 @@ def check_cut(settings: Settings, config: GPT2Config, ranks: int) -> None:
         )
     if is_cut(settings) and settings.server == "dedicated":
         raise UserError(
-            "--server dedicated where several ranks share a model, whose ranks all compute: leave it out, or use "
+            "--server dedicated with several ranks sharing a model, which all compute: leave it out, or use "
             "--tensor-parallel 1 --pipeline-parallel 1"
         )
 
@@ -134,5 +134,9 @@ def check_layers(layers: tuple[int, ...], config: GPT2Config, stages: int, least
             f"--pipeline-layers {found} come to {sum(layers)}, expected the model's {config.n_layer} layers: change one"
         )
     if not all(layers[:-1]) or layers[-1] < least_last:
-        why = "the last, which has the head, may have none" if least_last == 0 else "with parts the last one, too"
+        why = (
+            "the last, which has the head, may have none"
+            if least_last == 0
+            else "with tensor parallelism also the last"
+        )
         raise UserError(f"--pipeline-layers {found} leaves a stage empty, expected a layer in each ({why}): move one")

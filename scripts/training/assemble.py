@@ -22,17 +22,8 @@ from scripts.machine.checkout import Checkout
 from scripts.machine.launcher import job_end
 from scripts.settings.derived import computing_ranks, learning_rate, resolved
 from scripts.settings.split_embedding import new_lookup
-from scripts.training import start
-from scripts.training.between_steps import (
-    MadeStep,
-    ReplicaCheck,
-    Samples,
-    Validation,
-    begin_checkpoint,
-    begin_folder,
-    end_if_diverged,
-    log_step,
-)
+from scripts.training import between_steps, start
+from scripts.training.between_steps import MadeStep, ReplicaCheck, Samples, Validation
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder
 from scripts.training.gpu_choices import GpuChoices
@@ -136,14 +127,15 @@ def assemble(settings, world, lock, resources: ClosedTogether) -> LoopParts | No
         meeting_point=MeetingPoint(world.comm, worker, [signals, clock], checkpoints, failures, tracer, backend.device),
         records=StepRecords(plan.global_batch * settings.seq_len, flops, peak, shared.stages),
         hooks=[
-            partial(begin_folder, world, folder, tracer, plan.steps.start),
+            partial(between_steps.begin_folder, world, folder, tracer, plan.steps.start),
             validation.after,
-            partial(log_step, folder, progress),  # before what may end the run, so that the log holds this step
-            partial(end_if_diverged, world, checkpoints),
+            # Before the hooks that may end the run, so that the log holds this step.
+            partial(between_steps.log_step, folder, progress),
+            partial(between_steps.end_if_diverged, world, checkpoints),
             replicas.after,
             gpu_choices.after,
             samples.after,
-            partial(begin_checkpoint, checkpoints, tracer),
+            partial(between_steps.begin_checkpoint, checkpoints, tracer),
         ],
         checkpoints=checkpoints,
         model=model,

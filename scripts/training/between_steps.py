@@ -90,19 +90,19 @@ def begin_checkpoint(checkpoints, tracer, step: MadeStep) -> None:
             checkpoints.begin(step.number)
 
 
+@dataclass(frozen=True)
 class Validation:
     """Computes the mean loss over the first windows of the validation set. All workers share the work.
 
     every: in steps, 0 for no validation. There is one after the last step, too. batches: see Worker.validation_loss.
     """
 
-    def __init__(self, comm, tracer, worker, every: int, last_step: int, batches: int):
-        self.comm = comm
-        self.tracer = tracer
-        self.worker = worker
-        self.every = every
-        self.last_step = last_step
-        self.batches = batches
+    comm: object
+    tracer: object
+    worker: object
+    every: int
+    last_step: int
+    batches: int
 
     def after(self, step: MadeStep) -> None:
         """Add "val_loss" to the step's record if it is time for a validation."""

@@ -125,7 +125,7 @@ def check_same_run(checkpoint: Checkpoint, facts: dict) -> None:
     """UserError if a checkpoint belongs to another run than the one with these facts."""
     flags = {
         "model": "--model, or what shapes it",
-        "global_batch": "--batch-size times --grad-accum times the ranks, or the model's copies where ranks share one",
+        "global_batch": "--batch-size times --grad-accum times the ranks, or times the replicas if ranks share a model",
         "seq_len": "--seq-len", "shuffle": "--shuffle", "seed": "--seed",
         "data": "the training data",
     }  # fmt: skip
@@ -134,8 +134,8 @@ def check_same_run(checkpoint: Checkpoint, facts: dict) -> None:
         wanted = facts[name]
         if found != wanted and not (name == "seed" and not facts["shuffle"]):
             raise UserError(
-                f"{checkpoint.path}: its {name} is {found}, this run's {wanted}: a run goes on with the same; change "
-                f"{flag}, or choose another --out"
+                f"{checkpoint.path}: its {name} is {found}, this run's {wanted}, expected the same: change {flag}, or "
+                "choose another --out"
             )
 
 
@@ -170,7 +170,7 @@ def restore(checkpoint: Checkpoint, strategy, layout, facts: dict, world, mesh=N
                 if name in checkpoint.arrays:
                     _fill(errors, checkpoint, name, 0, layout)
             elif any(map(is_errors_name, checkpoint.arrays)):
-                world.print("error feedback begins anew: the checkpoint's is that of other ranks or another strategy")
+                world.print("error feedback begins anew: the checkpoint's belongs to other ranks or another strategy")
     strategy.resumed()
 
 

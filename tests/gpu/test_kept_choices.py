@@ -114,13 +114,8 @@ def test_what_is_timed_though_a_checkpoint_was_taken_up_is_said(took_up):
 
 
 def test_ways_in_words():
-    ways = [
-        ("attention", True),
-        ("attention backward", False),
-        ("gelu", True),
-        ("gelu", False),
-        ("bias gradient", False),
-    ]
+    ways = [("attention", True), ("attention backward", False), ("gelu", True), ("gelu", False)]
+    ways.append(("bias gradient", False))
     choices = {"ways": [[work, [2, 3], "bfloat16", theirs] for work, theirs in ways]}
     assert ways_text(choices) == (
         "GPU kernels: attention by cuDNN, attention backward by our own; in products' epilogues: gelu at 1 of 2 "

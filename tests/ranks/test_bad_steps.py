@@ -125,10 +125,10 @@ def test_ranks_that_drift_apart_are_named(comm, runs, monkeypatch, capsys):
     """Before a checkpoint takes it in: that of step 3 is none of the steps that --check-replicas names."""
     check = ReplicaCheck.after
 
-    def drift(self, step, is_saved):
-        if self.world.rank == 1 and step == DRIFT_STEP:
+    def drift(self, step):
+        if self.world.rank == 1 and step.number == DRIFT_STEP:
             self.model.parameters.flat[100] += 1e-6
-        check(self, step, is_saved)
+        check(self, step)
 
     runs.run("healthy", "--check-replicas", 1, "--strategy", "zero-3")
     monkeypatch.setattr(ReplicaCheck, "after", drift)
@@ -148,10 +148,10 @@ def test_ranks_that_drift_apart_are_named(comm, runs, monkeypatch, capsys):
 def test_of_two_nobody_knows_which_is_right(comm, runs, monkeypatch, capsys):
     check = ReplicaCheck.after
 
-    def drift(self, step, is_saved):
-        if self.world.rank == 0 and step == DRIFT_STEP:
+    def drift(self, step):
+        if self.world.rank == 0 and step.number == DRIFT_STEP:
             self.model.parameters.flat[100] += 1e-6
-        check(self, step, is_saved)
+        check(self, step)
 
     monkeypatch.setattr(ReplicaCheck, "after", drift)
     text, host = ends_with(runs, capsys, "run", "--check-replicas", 3, "--strategy", "ring"), runs.world.host

@@ -157,7 +157,7 @@ def test_other_ranks_and_strategies_go_on_with_the_same_curve(comm, runs):
 def test_what_resuming_refuses(comm, runs, capsys):
     runs.run("run")
     mistakes = {
-        ("--seq-len", 4): "its seq_len is 8, this run's 4: a run goes on with the same; change --seq-len",
+        ("--seq-len", 4): "its seq_len is 8, this run's 4, expected the same: change --seq-len",
         ("--batch-size", 1): "its global_batch is 6, this run's 2",
         ("--seed", 3): "its seed is 1337, this run's 3",
         ("--no-shuffle",): "its shuffle is True",

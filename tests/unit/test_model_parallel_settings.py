@@ -44,7 +44,7 @@ def completed(flags: str, ranks: int):
         ("--pipeline-parallel 2 --pipeline-layers 0,4", 2, "--pipeline-layers 0,4 leaves a stage empty"),
         ("--pipeline-parallel 2 --tensor-parallel 2 --pipeline-layers 4,0", 4, "leaves a stage empty"),
         ("--pipeline-layers 4,0", 1, "--pipeline-layers 4,0 has 2 stages, expected 1"),
-        ("--strategy reduce-bcast --server dedicated --tensor-parallel 2", 4, "--server dedicated where several ranks"),
+        ("--strategy reduce-bcast --server dedicated --tensor-parallel 2", 4, "--server dedicated with several ranks"),
     ],
 )
 def test_what_does_not_go_together(flags, ranks, says):
@@ -91,10 +91,10 @@ def test_a_preset_keeps_its_tokens():
 def test_the_table_says_what_the_cut_costs():
     s, config = completed("--tensor-parallel 2 --pipeline-parallel 2 --grad-accum 3", 8)
     assert model_cut(s, config).text(2) == (
-        "2 copies x 2 parts x 2 stages of 2, 2 layers; 1f1b, 3 micro-steps, bubble 25% of a step"
+        "2 replicas x 2 shards x 2 stages of 2, 2 layers; 1f1b, 3 microbatches, bubble 25% of a step"
     )
     s, config = completed("--pipeline-parallel 2", 2)
-    assert "bubble 50% of a step, as there are fewer micro-steps than stages" in model_cut(s, config).text(1)
+    assert "bubble 50% of a step, as there are fewer microbatches than stages" in model_cut(s, config).text(1)
     assert len(model_cut(s, config).shards) == 2
     assert model_cut(*completed("", 2)).text(2) is None
 

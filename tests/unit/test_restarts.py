@@ -15,7 +15,7 @@ from gpt2.errors import UserError
 from scripts import train
 from scripts.training import launched_ranks
 from scripts.training import restarts as module
-from scripts.training.launched_ranks import GONE_S, SignsOfLife
+from scripts.training.launched_ranks import GONE_S, LaunchedRanks, SignsOfLife
 from scripts.training.lock_file import LOCK, own_lock
 from scripts.training.restarts import (
     last_step,
@@ -83,10 +83,8 @@ def play(tmp_path, monkeypatch, capsys):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, under which the tests may run, has it ignored
     for name in (*module.RANKS, "SLURM_STEP_ID", "SLURM_JOB_NODELIST"):
         monkeypatch.delenv(name, raising=False)
-    pauses, wait = [], module.LaunchedRanks.ends_within
-    monkeypatch.setattr(
-        module.LaunchedRanks, "ends_within", lambda self, s: pauses.append(s) or wait(self, min(s, 0.01))
-    )
+    pauses, wait = [], LaunchedRanks.ends_within
+    monkeypatch.setattr(LaunchedRanks, "ends_within", lambda self, s: pauses.append(s) or wait(self, min(s, 0.01)))
 
     def play(starts, restarts=5, version="HYDRA build details", launcher="mpirun", limit_s=0.0, minutes=0.0):
         program = tmp_path / launcher
@@ -252,7 +250,7 @@ def test_signals_come_as_the_launcher_hands_them_on(play, tmp_path, launcher, ve
 
 def test_a_signal_that_interrupts_the_handler_of_another_does_not_block_it(play):
     """At every line that the first handler runs, the library's included."""
-    ranks, lines = module.LaunchedRanks("srun", Path("run"), 0.0), []
+    ranks, lines = LaunchedRanks("srun", Path("run"), 0.0), []
 
     def interrupt(frame, event, argument):
         if event == "line":
@@ -276,9 +274,7 @@ def test_a_signal_that_interrupts_the_handler_of_another_does_not_block_it(play)
 
 
 def test_a_signal_in_a_pause_ends_it(play, monkeypatch):
-    monkeypatch.setattr(
-        module.LaunchedRanks, "ends_within", lambda self, s: os.kill(os.getpid(), signal.SIGTERM) or True
-    )
+    monkeypatch.setattr(LaunchedRanks, "ends_within", lambda self, s: os.kill(os.getpid(), signal.SIGTERM) or True)
     code, said, _ = play([start(5, 1, 4), start(9, 0, summary=True)])
     assert code == 75
     assert said.splitlines()[-1] == "train.py: a signal ended the run after step 5: the same command goes on"
