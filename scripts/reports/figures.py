@@ -1,7 +1,7 @@
 """Draw all figures of one run, or of several."""
 
 from scripts.prediction.run_prediction import message_matrix, own_exchange, own_schedule
-from traces.plots import comparison, expected, loss_curves, ranks, slices, timeline, traffic, whole_run
+from traces.plots import comparison, expected, loss_curves, network, ranks, slices, timeline, whole_run
 from traces.read.traffic import node_traffic
 from traces.verdict.summary import TimedRun
 
@@ -22,11 +22,11 @@ def figures_of_run(measured: TimedRun) -> dict:
         links = [measured.run.links.get(node) for node in counted.nodes]
         predicted = own_schedule(measured.run)
         sent = None if predicted is None else {"in": predicted.bytes_in, "out": predicted.bytes_out}
-        figures["ports"] = traffic.draw_ports(measured, counted, links if all(links) else [], sent)
+        figures["ports"] = network.draw_ports(measured, counted, links if all(links) else [], sent)
     matrix = message_matrix(measured.run)
     if matrix is not None:
         nodes = [place["node"] for place in measured.run.config["ranks"]]
-        figures["messages"] = traffic.draw_messages(measured, matrix, nodes)
+        figures["messages"] = network.draw_messages(measured, matrix, nodes)
     return figures
 
 

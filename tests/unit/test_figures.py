@@ -18,7 +18,7 @@ from scripts.reports.verdict import diagnose
 from tests.support.drawn import is_inside, title_of, top_of
 from tests.support.make_run import MS, simulate, write_calls, write_run
 from traces import read_run
-from traces.plots import comparison, expected, ranks, timeline, traffic
+from traces.plots import comparison, expected, network, ranks, timeline
 from traces.read.traffic import node_traffic
 from traces.record.files import COUNTERS, counters_path
 from traces.record.phases import COMPUTE, INDEX
@@ -96,14 +96,14 @@ def test_the_bars_of_a_rank_add_up_to_its_step(measured):
 
 def test_ports_are_drawn_against_their_rate(measured):
     counted = node_traffic(measured.run, measured.times)
-    figure = traffic.draw_ports(measured, counted, LINKS, {"in": np.full(5, 2e6), "out": np.full(5, 3e6)})
+    figure = network.draw_ports(measured, counted, LINKS, {"in": np.full(5, 2e6), "out": np.full(5, 3e6)})
     assert is_inside(figure)
     share = 10e6 / (RATE * measured.figures["step_ms"] * 1e-3)
     (most,) = re.findall(r"passes [\d.]+ MB to ([\d.]+) MB in and .*\n?.*at most (\d+)% in and", top_of(figure))
     assert [float(number) for number in most] == pytest.approx([10, 100 * share], rel=0.05)
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     np.testing.assert_allclose(heights[1:5], 2, rtol=0.05)
-    assert is_inside(traffic.draw_ports(measured, counted, []))
+    assert is_inside(network.draw_ports(measured, counted, []))
 
 
 def test_the_timeline_has_a_lane_for_each_port(measured):
@@ -120,7 +120,7 @@ def test_the_matrix_of_a_ring_is_a_band_and_of_a_server_a_row_and_a_column(tmp_p
         run = read_run(folder)
         matrix = message_matrix(run)
         (one,) = measure_runs([run], own_schedule)
-        figure = traffic.draw_messages(one, matrix, NINE)
+        figure = network.draw_messages(one, matrix, NINE)
         assert is_inside(figure)
         if sends:
             assert ((matrix > 0).sum(axis=1) == 1).all()
@@ -132,7 +132,7 @@ def test_the_matrix_of_a_ring_is_a_band_and_of_a_server_a_row_and_a_column(tmp_p
 
 def test_node_matrix_by_hand():
     matrix = np.array([[0, 1, 2], [4, 0, 8], [16, 32, 0]])
-    np.testing.assert_array_equal(traffic.node_matrix(matrix, [0, 0, 1]), [[0, 10], [48, 0]])
+    np.testing.assert_array_equal(network.node_matrix(matrix, [0, 0, 1]), [[0, 10], [48, 0]])
 
 
 def test_the_model_plot_names_what_it_misses():

@@ -199,7 +199,7 @@ def check_config(config) -> None:
 
 
 def _check_nodes(places: list[dict], links: list[dict]) -> None:
-    """Check that ranks and nodes are numbered from 0, and that each link is of another of these nodes."""
+    """Check that ranks and nodes are numbered from 0, and that no two links are of the same node."""
     if [place["rank"] for place in places] != list(range(len(places))):
         raise ValueError("ranks are not numbered 0, 1, ... in order")
     nodes = {place["node"] for place in places}
@@ -207,7 +207,7 @@ def _check_nodes(places: list[dict], links: list[dict]) -> None:
     if places and nodes != set(range(len(nodes))):
         raise ValueError("the ranks' nodes are not numbered from 0 without gaps")
     if len(set(linked)) < len(linked) or (places and not set(linked) <= nodes):
-        raise ValueError("a link is of a node that has one already, or has no rank")
+        raise ValueError("a link is of a node that has another link, or no rank")
 
 
 def check_identity(identity) -> None:

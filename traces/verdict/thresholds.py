@@ -10,26 +10,26 @@ LEAST_SHARE = 0.05  # fraction of a step that it costs
 LEAST_STALL_SHARE = 0.02  # the same for stalls
 
 # Ranks
-SLOW = 1.12  # a slow rank's computing over that of the others
-CHANCE = 4.0  # deviations of the ranks among each other by which it must differ, too
+SLOW = 1.12  # ratio of a slow rank's computing time to the others'
+CHANCE = 4.0  # it must also differ by so many deviations of the ranks among each other
 ALMOST_ALWAYS = 0.75  # fraction of the steps in which it must be slow
 FEWEST_ALIKE = 2  # other stages with as many layers, to compare a pipeline stage with
-UNEVEN = 1.25  # computing of several ranks over that of the rest
+UNEVEN = 1.25  # ratio of several ranks' computing time to the others'
 STALL = 0.3  # fraction of a step that a stall lasts
-DEVIATIONS = 6.0  # and deviations of a rank's own steps
+DEVIATIONS = 6.0  # it must also last so many deviations of a rank's steps
 FEWEST_STALLS = 2
 MOST_OF_STALLS = 0.6  # fraction of all stalled time on the rank that is named
 DATA_ON_ALL = 0.25  # fraction of a step that all ranks read data
 
 # Network
-SLOW_PORT = 0.6  # a slow port's rate over the median of the others
+SLOW_PORT = 0.6  # ratio of a slow port's rate to the others' median
 LEAST_TRANSFER_SHARE = 0.3  # fraction of a step that moving data takes
-HOTSPOT = 1.25  # a server's bytes over the other nodes', one way
-PORT_IDLE = 0.25  # bound by latency: bytes need at most this fraction of the exchange's time
-LATENCIES = 50  # and the bytes of one message take at most so many latencies
+HOTSPOT = 1.25  # ratio of a server's bytes to the other nodes', one way
+PORT_IDLE = 0.25  # of a latency-bound exchange, bytes need at most this fraction of its time
+LATENCIES = 50  # and the bytes of a message at most so many latencies
 
 # Models that ranks share
-LONGER = 1.15  # a long stage's computing over that of the mean stage
+LONGER = 1.15  # ratio of a long stage's computing time to the mean stage's
 BUBBLE = 0.15  # fraction of a step that stages wait for each other
 MOSTLY = 0.5  # fraction of that waiting which is the bubble of equal stages
 TENSOR = 0.3  # fraction of a step in sums over tensor-parallel shards
