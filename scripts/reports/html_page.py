@@ -97,7 +97,7 @@ def _speed(numbers: dict, config: dict) -> str:
 
 
 def _code(config: dict) -> str:
-    """Which code ran: "commit 0123456789 with changes"; the version without a checkout; "" if config.json lacks it."""
+    """The code that ran: "commit 0123456789 with changes", or without a checkout the version; "" if unknown."""
     code = config.get("code") or {}
     if not code.get("commit"):
         return f"version {code['version']}" if code.get("version") else ""
@@ -134,7 +134,7 @@ def _advice(answer: dict) -> str:
         rows.append([row["strategy"], step_text(row), f"{row['speedup']:.2g} times as fast", row["compared"]])
     own_s, ends = model["measured_step_s"], range_text(model["measured_step_range_s"])
     own = [f"{model['strategy']}, this run", f"{seconds_text(own_s)} ({ends})", "", "measured"]
-    note = f"<p>The run's own computing, and the cost model's exchange; {escape(model_text(model))}.</p>"
+    note = f"<p>The run's own computing with the cost model's exchange. Model: {escape(model_text(model))}.</p>"
     return f"{head}{note}{_table(['strategy', 'step', '', ''], [own, *rows])}"
 
 
