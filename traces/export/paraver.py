@@ -97,7 +97,8 @@ def export(run: Run, path) -> list[Path]:
     path = Path(path)
     base = path.with_name(path.name.removesuffix(".gz").removesuffix(".prv"))
     prv = path if path.name.endswith(".prv.gz") else base.with_name(base.name + ".prv")
-    spans, groups = lay_out(run), communicators(run)
+    spans = lay_out(run)
+    groups = communicators(run)
     # CPUs are counted over all nodes, one node after another.
     by_node = sorted((rank.place["node"], rank.place["rank"]) for rank in spans.ranks)
     cpus = {rank: cpu for cpu, (_, rank) in enumerate(by_node, start=1)}

@@ -21,7 +21,8 @@ from traces.read.analysis import StepTimes, cells, sum_by_cell
 from traces.read.runs import Run
 from traces.record.phases import INDEX, PIPELINE
 
-FORWARD, BACKWARD = INDEX["forward"], INDEX["backward"]
+FORWARD = INDEX["forward"]
+BACKWARD = INDEX["backward"]
 BETWEEN_PASSES = [INDEX[name] for name in ("data", *PIPELINE)]
 BETTER = 0.95  # other layers are worth naming if the longest stage falls below this fraction
 

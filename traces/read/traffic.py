@@ -60,7 +60,8 @@ def node_traffic(run: Run, times: StepTimes) -> NodeTraffic | None:
     places = [run.rank_nodes.index(node) for node in nodes]  # the first rank of a node is its leader
     amounts = np.empty((len(WAYS), len(times.steps), len(nodes), len(NAMES)))
     for index, (node, place) in enumerate(zip(nodes, places, strict=True)):
-        records, samples = run.ranks[place].records, counters[node]
+        records = run.ranks[place].records
+        samples = counters[node]
         cell = cells(records, times.steps, times.start_ns[:, place], times.end_ns[:, place])
         for way, counter in enumerate(WAYS):
             start, end = (np.interp(records[edge], samples["time"], samples[counter]) for edge in ("start", "end"))

@@ -62,7 +62,7 @@ def _slow_groups(evidence: Evidence) -> list[tuple[np.ndarray, list[int]]]:
 
 
 def _alike_stages(evidence: Evidence) -> list[np.ndarray]:
-    """Groups of the workers of stages with as many layers, with thresholds.FEWEST_ALIKE others at least.
+    """Groups of the workers of stages with as many layers, if there are FEWEST_ALIKE other such stages.
 
     Of two stages, nobody knows which one is slow. The last stage is left out because it has the head, and the first one
     if its only forward sends the embedding.
@@ -73,11 +73,8 @@ def _alike_stages(evidence: Evidence) -> list[np.ndarray]:
     layers = np.array(pipeline.layers[:-1])
     first = 0 if pipeline.microbatches > 1 else 1
     stages = [np.flatnonzero(layers[first:] == count) + first for count in np.unique(layers[first:])]
-    return [
-        np.concatenate([evidence.alike[stage] for stage in some])
-        for some in stages
-        if len(some) > thresholds.FEWEST_ALIKE
-    ]
+    several = [some for some in stages if len(some) > thresholds.FEWEST_ALIKE]
+    return [np.concatenate([evidence.alike[stage] for stage in some]) for some in several]
 
 
 def _slow_among(evidence: Evidence, group: np.ndarray) -> list[int]:
