@@ -94,7 +94,8 @@ def alone(lock: Path, wait_s: float):
     """
     with ExitStack() as stack:
         with suppress(OSError):
-            file, end = stack.enter_context(open(lock, "w")), time.monotonic() + wait_s
+            file = stack.enter_context(open(lock, "w"))
+            end = time.monotonic() + wait_s
             while not _take(file) and time.monotonic() < end:
                 time.sleep(LOOK_S)
         yield

@@ -52,7 +52,8 @@ def layers_by_flops(config: GPT2Config, stages: int, sequence_length: int, least
 
     The last stage, which has the head, gets at least `least_last` layers, each other stage at least one.
     """
-    layers, (layer, head) = config.n_layer, operations(config, sequence_length)
+    layers = config.n_layer
+    layer, head = operations(config, sequence_length)
     if stages == 1:
         return (layers,)
 

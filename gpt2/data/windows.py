@@ -39,14 +39,18 @@ class Windows:
         if seed < 0:
             raise UserError(f"seed is {seed}, expected 0 or more: change --seed")
         self.shards = list(shards)
-        self.sequence_length, self.shuffle, self.seed = sequence_length, shuffle, seed
+        self.sequence_length = sequence_length
+        self.shuffle = shuffle
+        self.seed = seed
         # Shard number s holds an epoch's windows first_window[s] .. first_window[s+1] - 1.
         self.first_window = [0, *accumulate((len(shard) - 1) // sequence_length for shard in self.shards)]
         if not self.count:
             raise UserError(
                 f"{self.description}, expected one of {sequence_length + 1} or more: give more text or lower --seq-len"
             )
-        self._epoch, self._offset, self._order = None, 0, None
+        self._epoch = None
+        self._offset = 0
+        self._order = None
 
     @property
     def count(self) -> int:
@@ -87,7 +91,8 @@ class Windows:
         for row in range(len(inputs)):
             shard, start = self.locate(first + row)
             window = self.shards[shard][start : start + T + 1]
-            inputs[row], targets[row] = window[:-1], window[1:]
+            inputs[row] = window[:-1]
+            targets[row] = window[1:]
 
     def tokens(self, first: int, count: int) -> np.ndarray:
         """The tokens of windows first .. first+count-1 of the endless stream, inputs and targets: int32, sorted, each
@@ -139,7 +144,8 @@ def check_tokens(shards, vocab_size: int, part: int = 0, parts: int = 1) -> int:
     checksum of all tokens, however many parts there are.
     """
     blocks = ((number, start) for number, shard in enumerate(shards) for start in range(0, len(shard), SCAN_TOKENS))
-    count, checksum = sum(-(-len(shard) // SCAN_TOKENS) for shard in shards), 0
+    count = sum(-(-len(shard) // SCAN_TOKENS) for shard in shards)
+    checksum = 0
     for number, start in islice(blocks, count * part // parts, count * (part + 1) // parts):
         tokens = shards[number][start : start + SCAN_TOKENS]
         if tokens.max() >= vocab_size:

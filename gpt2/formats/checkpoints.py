@@ -250,7 +250,8 @@ def _shards_in(path: Path, facts: dict) -> tuple[dict[str, Layout], dict[str, in
     if facts["format"] == WHOLE:
         return {"": Layout(config)}, {"": facts["count"]}
     try:
-        layers, parts = facts[CUT]["layers"], facts[CUT]["parts"]
+        layers = facts[CUT]["layers"]
+        parts = facts[CUT]["parts"]
         if sum(layers) != config.n_layer or min(layers) < 0 or not 1 <= parts <= config.n_head:
             raise ValueError
         if cut_facts(config, layers, parts) != {CUT: facts[CUT]}:

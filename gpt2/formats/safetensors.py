@@ -118,7 +118,9 @@ def _without_repetition(pairs: list) -> dict:
 
 def _tensor(path: Path, name: str, entry, begin: int) -> StoredTensor:
     try:
-        dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        dtype = entry["dtype"]
+        shape = tuple(entry["shape"])
+        start, stop = entry["data_offsets"]
         numbers = (*shape, start, stop)
         if not DTYPE_WORD.fullmatch(dtype) or any(type(number) is not int or number < 0 for number in numbers):
             raise ValueError

@@ -127,7 +127,8 @@ def _left(top: Path, own: str, limit: str, usage: str, cached: str, shared: str)
     """
     left = []
     for folder in (top / own, *(top / own).parents):
-        most, used = _text(folder / limit).strip(), _text(folder / usage).strip()
+        most = _text(folder / limit).strip()
+        used = _text(folder / usage).strip()
         if folder.is_relative_to(top) and most.isdecimal() and used.isdecimal():
             counts = dict(re.findall(r"^(\w+) (\d+)$", _text(folder / "memory.stat"), re.MULTILINE))
             files = int(counts.get(cached, 0)) - int(counts.get(shared, 0))

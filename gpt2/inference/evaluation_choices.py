@@ -94,7 +94,8 @@ def check_examples(path: Path, examples: list[Example], config: GPT2Config, most
     for example in examples:
         longest = len(example.context) + max(map(len, example.endings))
         if longest > most:
-            what, advice = f"the model's context, {most}", "evaluate a model with a longer one"
+            what = f"the model's context, {most}"
+            advice = "evaluate a model with a longer one"
             if most < config.context:
                 what = f"{most}, as positions {most} to {config.context - 1} of the model are untrained"
                 advice = "evaluate a model that was trained on longer sequences, or raise --seq-len to use them"

@@ -111,7 +111,8 @@ def document_start(encoding: tiktoken.Encoding) -> np.ndarray:
 def check_prompt(prompt, config, most: int) -> None:
     """UserError unless the model can read these tokens (n,), at most `most` at once."""
     if not 0 < len(prompt) <= most:
-        of_model, advice = "the model's context", "shorten it"
+        of_model = "the model's context"
+        advice = "shorten it"
         if most < config.context:
             of_model = "the length of its sequences"
             advice += f", or raise --seq-len up to the model's context, {config.context}"
@@ -139,7 +140,8 @@ def generate(model, prompt, choose: Callable[[np.ndarray], int], count: int) -> 
     for _ in range(count):
         token = choose(model.forward(unread))
         yield token
-        newest, unread = [*newest, token], [token]
+        newest = [*newest, token]
+        unread = [token]
         if len(newest) > most:
             newest = unread = newest[-max(1, most // 2) :]
             model.forget()

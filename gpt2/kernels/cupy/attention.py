@@ -72,7 +72,8 @@ def _launch(device, source, name, kept, other, arrays, shape, head_count, first=
     B, T, C = shape
     head_size = C // head_count
     assert_head_size(head_size)
-    kind, item_bytes = storage(arrays[0]), arrays[0].itemsize
+    kind = storage(arrays[0])
+    item_bytes = arrays[0].itemsize
     rows = ROWS[kind, head_size]
     shared_bytes = (kept * rows + 4 * other[kind, head_size]) * (head_size * item_bytes + ACCESS_BYTES)
     grid = (math.ceil(T / rows) - first // rows, head_count, B)

@@ -68,7 +68,8 @@ def _cached_file(source: str, storage: str, arch: str, cache: Path) -> Path:
 
 def nvrtc_version() -> tuple[int, int]:
     nvrtc = _open_nvrtc()
-    major, minor = ctypes.c_int(), ctypes.c_int()
+    major = ctypes.c_int()
+    minor = ctypes.c_int()
     _check(nvrtc, nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
     return major.value, minor.value
 

@@ -73,7 +73,8 @@ class CublasLt:
         self._library = open_library("cublasLt") if library is None else library
         for name, argument_types in FUNCTIONS.items():
             function = getattr(self._library, name)
-            function.argtypes, function.restype = argument_types, INT
+            function.argtypes = argument_types
+            function.restype = INT
             setattr(self, name, _checked(name, function))
         version = self._library.cublasLtGetVersion
         version.argtypes, version.restype = [], SIZE  # the number itself, no status

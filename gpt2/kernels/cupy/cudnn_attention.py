@@ -18,11 +18,13 @@ class CudnnAttention:
     """
 
     def __init__(self, device):
-        self._device, self._graphs = device, {}
+        self._device = device
+        self._graphs = {}
         try:
             import cudnn
 
-            self._handle, self.version = cudnn.create_handle(), int(cudnn.backend_version())
+            self._handle = cudnn.create_handle()
+            self.version = int(cudnn.backend_version())
             cudnn.set_stream(handle=self._handle, stream=device.stream.ptr)
         except Exception as error:  # the frontend is missing, or the library under it; it also asserts
             raise UserError(
@@ -67,9 +69,13 @@ def new_graph(cudnn, is_backward, shape, head_count, **options):
     """Return the graph of one direction, not yet validated. cuDNN's dimensions are (B, H, T, D)."""
     B, T, C = shape
     D = C // head_count
-    half, single = cudnn.data_type.BFLOAT16, cudnn.data_type.FLOAT
-    dimensions, packed, plain = [B, head_count, T, D], [T * 3 * C, D, 3 * C, 1], [T * C, D, C, 1]
-    rows, row_strides = [B, head_count, T, 1], [head_count * T, T, 1, 1]
+    half = cudnn.data_type.BFLOAT16
+    single = cudnn.data_type.FLOAT
+    dimensions = [B, head_count, T, D]
+    packed = [T * 3 * C, D, 3 * C, 1]
+    plain = [T * C, D, C, 1]
+    rows = [B, head_count, T, 1]
+    row_strides = [head_count * T, T, 1, 1]
     graph = cudnn.pygraph(io_data_type=half, intermediate_data_type=single, compute_data_type=single, **options)
 
     def tensor(name, uid, dim, stride, data_type=half):

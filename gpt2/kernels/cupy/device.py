@@ -42,8 +42,12 @@ class Device:
         self.cupy = cupy = import_cupy()
         self.arch = use_gpu(cupy, index)
         self._cache = cache or user_cache_folder()
-        self._functions, self._modules, self._shared_bytes = {}, {}, {}
-        self._scratch, self._uploads, self._constants = {}, {}, {}
+        self._functions = {}
+        self._modules = {}
+        self._shared_bytes = {}
+        self._scratch = {}
+        self._uploads = {}
+        self._constants = {}
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self.stream.__enter__()
         self.memory_bytes = cupy.cuda.runtime.memGetInfo()[1]
@@ -122,7 +126,8 @@ class Device:
         try:
             return self.cupy.zeros(shape, dtype)
         except self.cupy.cuda.memory.OutOfMemoryError:
-            wanted, free = np.prod(shape) * np.dtype(dtype).itemsize, self.cupy.cuda.runtime.memGetInfo()[0]
+            wanted = np.prod(shape) * np.dtype(dtype).itemsize
+            free = self.cupy.cuda.runtime.memGetInfo()[0]
             raise UserError(
                 f"out of GPU memory: {wanted / 1e9:.2f} GB asked for, {free / 1e9:.2f} GB free of "
                 f"{self.memory_bytes / 1e9:.0f} GB: lower --batch-size"
@@ -176,7 +181,8 @@ class Device:
 
     def time_ms(self, run) -> float:
         """Return the milliseconds of one run() on the GPU: the mean of a few runs, after a warm-up."""
-        start, stop = self.new_event(), self.new_event()
+        start = self.new_event()
+        stop = self.new_event()
         run()
         start.record(self.stream)
         for _ in range(TIMED_RUNS):

@@ -41,7 +41,8 @@ class FasterOf:
         repeatable: both may run many times, so that they can be timed; if not, ours() runs until they were timed. If
         theirs() raises an exception, ours() is chosen, unless theirs was requested with "always".
         """
-        key, taken = (work, out.shape, storage(out)), self._taken[work]
+        key = (work, out.shape, storage(out))
+        taken = self._taken[work]
         if taken == "never" or (work in BFLOAT16_ONLY and key[-1] != "bfloat16"):
             return ours()
         if taken == "always":

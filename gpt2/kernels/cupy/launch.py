@@ -61,10 +61,12 @@ def embedding_backward(device, dwte, dwpe, dout, tokens, accumulate, first_token
     sorted_tokens = tokens.reshape(-1)[order] - first_token
     known = slice(*np.searchsorted(sorted_tokens, (0, len(dwte))))
     if count := known.stop - known.start:
-        order, sorted_tokens = device.upload("order", order[known]), device.upload("sorted", sorted_tokens[known])
+        order = device.upload("order", order[known])
+        sorted_tokens = device.upload("sorted", sorted_tokens[known])
         chunks = math.ceil(C * dout.itemsize / (WARP * ACCESS_BYTES))
         arguments = (dwte, dout, order, sorted_tokens, *int32(count, C))
-        grid, block = (count, chunks), (WARP, THREADS // WARP)
+        grid = (count, chunks)
+        block = (WARP, THREADS // WARP)
         device.launch("embedding", storage(dout), "embedding_backward_tokens", grid, block, arguments)
     if dwpe is not None:
         arguments = (dwpe, dout, *int32(B, T, len(dwpe), C, accumulate))
@@ -94,7 +96,8 @@ def residual_layernorm_forward(device, residual, out, mean, rstd, inputs, branch
     N, C = inputs.shape
     warps, shared_bytes = _warps(C * inputs.itemsize)
     arguments = (residual, out, mean, rstd, inputs, branch, branch_bias, weight, bias, *int32(N, C))
-    grid, block = (math.ceil(N / warps),), (warps * WARP,)
+    grid = (math.ceil(N / warps),)
+    block = (warps * WARP,)
     device.launch("layernorm", storage(out), "residual_layernorm_forward", grid, block, arguments, shared_bytes)
 
 
@@ -114,7 +117,8 @@ def layernorm_backward(
     block = (warps * WARP,)
     device.launch("layernorm", storage(dinputs), "layernorm_backward", (blocks,), block, arguments, shared_bytes)
     arguments = (dweight, dbias, column_sums, partial_sums, *int32(blocks, C, accumulate))
-    grid, block = (math.ceil(kinds * C / WARP),), (WARP, THREADS // WARP)
+    grid = (math.ceil(kinds * C / WARP),)
+    block = (WARP, THREADS // WARP)
     device.launch("layernorm", storage(dweight), "layernorm_backward_parameters", grid, block, arguments)
 
 

@@ -188,7 +188,8 @@ class Matmul:
                 ms = math.inf
             plan.times_ms.append(ms)
             if ms < best_ms:
-                best_ms, plan.algorithm = ms, candidate
+                best_ms = ms
+                plan.algorithm = candidate
         if plan.algorithm is None:
             raise NoAlgorithm(f"cuBLASLt has no algorithm for {plan.recipe}")
 
@@ -226,7 +227,8 @@ def _epilogue(bias, gelu_input, dgelu_input, left_sums) -> str:
 
 def _operand(matrix) -> Operand:
     """Describe a row-major matrix, or a transposed view of one, as cuBLASLt sees it: column-major."""
-    (rows, columns), (row_bytes, column_bytes) = matrix.shape, matrix.strides
+    rows, columns = matrix.shape
+    row_bytes, column_bytes = matrix.strides
     if column_bytes == matrix.itemsize:
         return Operand(columns, rows, row_bytes // matrix.itemsize)
     if row_bytes == matrix.itemsize:

@@ -147,15 +147,21 @@ class DotProductCores(PackingCores):
     L3 cache, and is read once for each block of the left.
     """
 
-    kernels, how = avx512_bf16, "AVX512_BF16, bfloat16 operands"
-    rows, columns, depth = 128, 1920, 1024
+    kernels = avx512_bf16
+    how = "AVX512_BF16, bfloat16 operands"
+    rows = 128
+    columns = 1920
+    depth = 1024
 
 
 class FmaCores(PackingCores):
     """Products by AVX2's multiply-add. A block of the left operand takes at most 3/4 of an L2 cache of 512 KB."""
 
-    kernels, how = avx2, "AVX2 in float32, of operands rounded to bfloat16, as this CPU has no AVX512_BF16"
-    rows, columns, depth = 264, 3072, 384
+    kernels = avx2
+    how = "AVX2 in float32, of operands rounded to bfloat16, as this CPU has no AVX512_BF16"
+    rows = 264
+    columns = 3072
+    depth = 384
 
     def rows_at_once(self, rows, depth):
         """Cut the rows into few blocks of about equal height: even a low block reads all of the right operand."""
@@ -168,7 +174,9 @@ class WideningCores(BFloat16Cores):
     """Products by BLAS, of operands rounded to bfloat16 and widened to float32 again."""
 
     how = "BLAS in float32, of operands rounded to bfloat16, as this CPU has no AVX512_BF16"
-    rows, columns, depth = 1024, 1024, 4096
+    rows = 1024
+    columns = 1024
+    depth = 4096
 
     def prepared(self, name, operand) -> np.ndarray:
         """Round the operand into scratch of that name, with the same contiguous axis."""

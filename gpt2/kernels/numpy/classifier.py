@@ -81,11 +81,13 @@ def classifier_backward(cores, dinputs, dwte, exponentials, row_scale, inputs, w
 
     scaled = cores.scratch("scaled_inputs", inputs.shape, dinputs.dtype)
     np.multiply(cores.exact("target_inputs", inputs), row_scale[:, None], out=scaled)
-    product, finish = dinputs, scale_rows
+    product = dinputs
+    finish = scale_rows
     for start, stop in blocks or [(0, len(wte))]:
         operands = exponentials[:, start:stop], scaled, wte[start:stop]
         backward_products(cores, product, dwte[start:stop], *operands, accumulate, finish, None)
-        product, finish = cores.scratch("dinputs_of_block", dinputs.shape, dinputs.dtype), add_scaled
+        product = cores.scratch("dinputs_of_block", dinputs.shape, dinputs.dtype)
+        finish = add_scaled
 
 
 def _exponentials(cores, out, inputs, weight, shift, blocks=None):
@@ -114,7 +116,8 @@ def _reduce_logits(cores, inputs, weight, combine, start_value, add_block, block
     sums = {}
 
     def some_columns(first, start, stop):
-        start, stop = first + start, first + stop
+        start = first + start
+        stop = first + stop
         result = sums[start] = np.full(N, start_value, weight.dtype)
         for low in range(start, stop, COLUMNS):
             high = min(low + COLUMNS, stop)

@@ -47,7 +47,8 @@ def embedding_backward(cores, dwte, dwpe, dout, tokens, accumulate, first_token=
     order = np.argsort(tokens, axis=None, kind="stable")
     sorted_tokens = tokens.reshape(-1)[order] - first_token
     known = slice(*np.searchsorted(sorted_tokens, (0, len(dwte))))
-    order, sorted_tokens = order[known], sorted_tokens[known]
+    order = order[known]
+    sorted_tokens = sorted_tokens[known]
     if len(order):
         group_starts = np.flatnonzero(np.r_[True, sorted_tokens[1:] != sorted_tokens[:-1]])
         rows = cores.scratch("embedding", (len(order), C), dout.dtype)
