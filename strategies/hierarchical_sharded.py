@@ -59,7 +59,8 @@ class HierarchicalSharded(Hierarchical):
             self._meet_the_node()  # the leader has filled the parameters, of which masters are copied
         self.sharded = [self._own_part(job, *_own_shard(job.world, *part)) for part in sharded]
         self.replicated = [self._own_part(job, *_share_in_node(job.world, *part), False) for part in replicated]
-        self.updated = -self._parts_gathered  # arrivals at the last update
+        self.parts_gathered = len(self.gathered) + bool(self.sparse)  # the sparse rows of the next step come first
+        self.updated = -self.parts_gathered  # arrivals at the last update
         self.awaited = 0  # arrivals that this rank has waited for
         if self.sparse:
             self.sparse.await_parameters = lambda: self._await(1)
@@ -72,11 +73,6 @@ class HierarchicalSharded(Hierarchical):
     def _middle(self, start, stop):
         """Return where a rail's part of a bucket ceases to be all-reduced and begins to be sharded."""
         return start if self.is_head(start) else start + int((stop - start) * self.all_reduced)
-
-    @property
-    def _parts_gathered(self) -> int:
-        """What is gathered after an update: the buckets, and before them the sparse rows of the next step."""
-        return len(self.gathered) + bool(self.sparse)
 
     def _rail_exchange(self, start, stop):
         middle = self._middle(start, stop)
@@ -95,7 +91,7 @@ class HierarchicalSharded(Hierarchical):
         if self.exchange.rounds:
             self._use_masters()
             self._start_gathering()
-            self._await_arrivals(self._parts_gathered)
+            self._await_arrivals(self.parts_gathered)
 
     def update(self, lr):
         with self.tracer.phase("reduce_scatter", bytes=self.bytes_summed):
@@ -113,7 +109,7 @@ class HierarchicalSharded(Hierarchical):
         with self.tracer.phase("allgather", bytes=self.parameters.nbytes + sparse_bytes):
             self._start_gathering()
             if not self.overlapping:
-                self._await_arrivals(self._parts_gathered)
+                self._await_arrivals(self.parts_gathered)
         return norm
 
     def _use_masters(self):
@@ -129,7 +125,7 @@ class HierarchicalSharded(Hierarchical):
         self.updated = self.arrivals
         if self.sparse:
             self.sparse.fetched = True
-        for index in range(self._parts_gathered):
+        for index in range(self.parts_gathered):
             if self.rail is None:
                 self._arrive()
             else:

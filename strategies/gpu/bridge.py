@@ -1,7 +1,7 @@
-"""Between the model's arrays on a GPU and the float32 exchange buffers that a strategy works on, wherever those lie.
+"""Bridges between the model's arrays on a GPU and the float32 exchange buffers of a strategy, wherever those lie.
 
-A bridge is a strategy to the training loop: it brings final gradients over before it tells the strategy that they are
-final, and new parameters back before the model uses them. Where both are the same arrays there is none.
+The training loop uses a bridge as a strategy. It copies final gradients over before it tells the strategy, and new
+parameters back before the model uses them. If both sides are the same arrays there is no bridge.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from gpt2.rounding import RoundedParameters
 
 @dataclass(frozen=True)
 class FlatPair:
-    """Two flat vectors (size,): arrays, or Slots of which a range exists at a time."""
+    """Two flat vectors (size,): arrays, or Slots."""
 
     parameters: object
     gradients: object
@@ -23,7 +23,7 @@ class FlatPair:
 class Bridge:
     """Stands between the model and a strategy with arrays of its own. model, exchanged: the FlatPairs on either side.
 
-    rounded: of a model in bfloat16, its parameters, which updates write as far as they are this rank's (rounding.py).
+    rounded: the parameters of a bfloat16 model, whose own part the updates write (gpt2/rounding.py), or None.
     """
 
     def __init__(self, strategy, model: FlatPair, exchanged: FlatPair, tracer, rounded: RoundedParameters | None):
@@ -32,7 +32,7 @@ class Bridge:
         self.exchanged = exchanged
         self.tracer = tracer
         self.rounded = rounded
-        self.there = {}  # by place: the range whose parameters the model has had since the update
+        self.there = {}  # {place: the range whose new parameters the model has}
         slots = exchanged.parameters if isinstance(exchanged.parameters, Slots) else None
         self.place_of = None if slots is None else slots.slot_of  # None: each range has a place of its own
 
@@ -53,7 +53,7 @@ class Bridge:
         self.there[place] = (start, stop)
 
     def _bring(self, start, stop) -> None:
-        """Queue a part of a range of the new parameters for the model."""
+        """Queue the copy of some new parameters to the model."""
         raise NotImplementedError
 
     def update(self, lr):
@@ -64,7 +64,7 @@ class Bridge:
 
 
 class CastingBridge(Bridge):
-    """Both sides on the GPU, the model's in bfloat16: casts, queued on the one stream."""
+    """Both sides are on the GPU, the model's in bfloat16: casts, queued on one stream."""
 
     def gradients_final(self, start, stop):
         self.exchanged.gradients[start:stop][:] = self.model.gradients[start:stop]
@@ -75,7 +75,7 @@ class CastingBridge(Bridge):
 
 
 class HostBridge(Bridge):
-    """The exchange buffers in host memory: gradients come down during backward, parameters go up as they are used.
+    """The exchange buffers are in host memory: gradients are copied down during backward, parameters up before use.
 
     The strategy hears that gradients are final when their copy has landed. `progress` tests for that, and only `update`
     waits. A strategy that does not keep gradients hears it at fixed moments instead, because it also gathers parameters
@@ -94,11 +94,11 @@ class HostBridge(Bridge):
 
     def before_use(self, start, stop):
         if self.place_of is not None:
-            wait(self.last_upload)  # from a place in host memory that others are gathered into next
+            wait(self.last_upload)  # the next gather writes into this place in host memory
         super().before_use(start, stop)
 
     def _bring(self, start, stop):
-        # The place is free once what was queued before the update is done; one that others share, what is now.
+        # A place of its own is free when the work queued before the update is done; a shared one, the work queued now.
         is_free = self.before_update if self.place_of is None else self.staging.computed()
         host = self.exchanged.parameters[start:stop]
         if self.rounded is None:
@@ -133,7 +133,7 @@ class HostBridge(Bridge):
         return super().update(lr)
 
     def _land(self) -> bool:
-        """Tell the strategy of the gradients that have come; False if there are none."""
+        """Tell the strategy which gradients have landed. Return whether any have."""
         count = len(self.on_the_way)
         while self.on_the_way and self.on_the_way[0][2].Test():
             start, stop, _ = self.on_the_way.pop(0)
@@ -141,7 +141,7 @@ class HostBridge(Bridge):
         return len(self.on_the_way) < count
 
     def _land_all(self):
-        """Return when all gradients have come; exchanges that have begun move on meanwhile."""
+        """Wait until all gradients have landed; exchanges that have started move on meanwhile."""
         pauses = Pauses()
         while self.on_the_way:
             if self._land():

@@ -1,4 +1,4 @@
-"""AdamW on a GPU for parameters and gradients that lie in host memory: each update's chunks go up, and come down."""
+"""AdamW on a GPU for parameters and gradients in host memory: each update copies chunks up and down."""
 
 import numpy as np
 
@@ -9,25 +9,29 @@ from dist.waiting import wait
 class StagedAdamW:
     """gpt2.optimizer.AdamW of a range [start, stop) whose parameters and gradients lie in host memory.
 
-    Moments and the float32 master copy of the parameters stay on the GPU; each update sends gradients up and parameters
-    down, in chunks: while one is updated, the next goes up and the one before comes down. new_adamw(start, stop): an
-    AdamW on the GPU. allocate() comes before the first update.
+    Moments and float32 masters stay on the GPU. Each update sends gradients up and parameters down in chunks: while one
+    is updated, the next goes up and the last comes down. new_adamw(start, stop): an AdamW on the GPU. Call allocate()
+    before the first update.
     """
 
     def __init__(self, new_adamw, staging: HostStaging, start: int, stop: int):
-        self._new_adamw, self._staging = new_adamw, staging
-        self._start, self._chunks = start, chunks(stop - start)
-        self._is_first, self._step, self._optimizers = True, 0, []
+        self._new_adamw = new_adamw
+        self._staging = staging
+        self._start = start
+        self._chunks = chunks(stop - start)
+        self._is_first = True
+        self._step = 0
+        self._optimizers = []
 
     def allocate(self) -> None:
-        """Take the GPU memory for it; UserError where that is short."""
+        """Allocate the GPU memory; UserError if there is too little."""
         size = self._chunks[-1][1] if self._chunks else 0
         self._master = self._staging.device.empty((size,), np.float32)
         self._optimizers = [self._new_adamw(self._start + low, self._start + high) for low, high in self._chunks]
 
     @property
     def step(self) -> int:
-        """How many updates it has made."""
+        """Return the number of updates so far."""
         return self._step
 
     @step.setter
@@ -40,7 +44,7 @@ class StagedAdamW:
         return [moments for optimizer in self._optimizers for moments in optimizer.moments()]
 
     def update(self, parameters, gradients, lr: float, gradient_scale: float | None) -> None:
-        """As AdamW's. After the first, `parameters` are what the last update left: the master copy is sent up once."""
+        """Update as AdamW does. The masters are sent up once: `parameters` must be what the last update left."""
         if gradient_scale is None:
             return
         staging = self._staging
