@@ -1,4 +1,4 @@
-"""A split embedding in the cost model: bytes and seconds of its rows, worked out by hand, and what is all-reduced."""
+"""A split embedding in the cost model: bytes and seconds of its rows, worked out by hand."""
 
 from dataclasses import replace
 
