@@ -59,8 +59,7 @@ class World:
     def together(self, mistake: type[Exception]):
         """Run local work in which some ranks may find a user's mistake: then all ranks end with one line.
 
-        Every rank of the job enters this, also in a group, and the work may not wait for another rank. Other exceptions
-        pass through.
+        Every rank of the job enters this, also in a group, and the work may not wait for another rank.
         """
         message = None
         try:

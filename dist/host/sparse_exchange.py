@@ -45,11 +45,11 @@ class SparseExchange:
 
     @property
     def own(self) -> list[tuple[int, int]]:
-        """The stretches that this rank owns."""
+        """Return the stretches that this rank owns."""
         return self._owned[self._comm.rank].stretches
 
     def to_owners(self, flat):
-        """Returns the ids that each rank has sent here."""
+        """Return the ids that each rank has sent here."""
         table, ids = self._table(flat), self._sparse.union()
         parts = [owned.touched(ids) for owned in self._owned]
         told = yield from self._swap_ids(parts)
@@ -73,10 +73,7 @@ class SparseExchange:
         yield from self._rounds([ids] * self._comm.size, sums, _rows_of(table), take)
 
     def fetch(self, flat, wanted: list[tuple[np.ndarray, np.ndarray]]):
-        """Bring rows of the table from their owners, where they are complete.
-
-        wanted: (sorted ids, rows to be filled) as often as somebody of this node wants some.
-        """
+        """Fetch rows of the table from their owners. wanted: (sorted ids, rows to fill) of each rank of this node."""
         ids = np.unique(np.concatenate([ids for ids, _ in wanted]))
         asked = [owned.touched(ids) for owned in self._owned]
         told = yield from self._swap_ids(asked)
@@ -93,12 +90,12 @@ class SparseExchange:
         return flat[: self._sparse.shape[0] * self._sparse.shape[1]].reshape(self._sparse.shape)
 
     def _swap_ids(self, parts: list[np.ndarray]):
-        """Returns the ids that each rank has sent here, in the order of the ranks; parts: what goes to each."""
+        """Return the ids that each rank has sent here, in the order of the ranks; parts: what goes to each."""
         counts = yield from self._swap([np.array([len(part)], np.int32) for part in parts], [1] * len(parts))
         return (yield from self._swap(parts, [int(count[0]) for count in counts]))
 
     def _swap(self, parts: list[np.ndarray], counts: list[int]):
-        """The same of so many numbers from each rank; this rank's own go nowhere."""
+        """Swap ids where `counts` come from each rank; this rank keeps its own."""
         come = [np.empty(count, np.int32) for count in counts]
         come[self._comm.rank] = parts[self._comm.rank]
         others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
@@ -108,9 +105,9 @@ class SparseExchange:
         return come
 
     def _rounds(self, leaving: list[np.ndarray], coming: list[np.ndarray], give, take):
-        """The rows of the ids `leaving` go to each rank, and those of `coming` come from each; this rank's own first.
+        """Send the rows of `leaving` ids to each rank and receive those of `coming` from each; own rows first.
 
-        give(ids, rows) fills in the rows of some ids; take(source, ids, rows) gets them.
+        give(ids, rows) fills the rows of some ids; take(source, ids, rows) uses them.
         """
         rank, size = self._comm.rank, self._comm.size
         for ids in self._segments(leaving[rank]):
@@ -122,7 +119,7 @@ class SparseExchange:
             yield from self._round(to, self._segments(leaving[to]), source, self._segments(coming[source]), give, take)
 
     def _round(self, to: int, leaving: list[np.ndarray], source: int, coming: list[np.ndarray], give, take):
-        """Segments of ids that leave, and others that come, as far as there is room for their rows."""
+        """Send and receive segments, as far as there is room for their rows."""
         receives, sends = deque(), deque()
 
         def receive(number):
@@ -151,7 +148,7 @@ class SparseExchange:
 
 
 class Owned:
-    """Which elements of a table's rows somebody owns. stretches: (start, stop) of the flat table."""
+    """The elements of a table's rows that a rank owns. stretches: (start, stop) of the flat table."""
 
     def __init__(self, stretches: list[tuple[int, int]], width: int):
         self.stretches = sorted(stretches)
@@ -163,13 +160,13 @@ class Owned:
         )
 
     def touched(self, ids: np.ndarray) -> np.ndarray:
-        """Those of the sorted ids whose rows it has a part of."""
+        """Return those of the sorted ids whose rows it has a part of."""
         is_touched = self._are_whole(ids)
         is_touched |= np.isin(ids, [row for row, *_ in self._cut])
         return ids[is_touched]
 
     def pieces(self, ids: np.ndarray) -> Iterator[tuple[np.ndarray, slice]]:
-        """(which of the sorted ids, the columns of these rows that it owns), until all that it owns was there."""
+        """Yield (indices of sorted ids, the columns of these rows that it owns)."""
         yield np.flatnonzero(self._are_whole(ids)), slice(None)
         low, high = (bisect_left(self._cut, (row,)) for row in (ids[0], ids[-1] + 1))
         for row, start, stop in self._cut[low:high]:
@@ -181,8 +178,7 @@ class Owned:
 
 
 def boxes(start: int, stop: int, width: int) -> Iterator[tuple[int, int, slice]]:
-    """What the stretch [start, stop) of a flat table with rows of that width is made of, at most three times: first
-    row, stop row, columns."""
+    """Yield the boxes (first row, stop row, columns), at most three, of the stretch [start, stop) of a flat table."""
     (first, begin), (last, end) = divmod(start, width), divmod(stop, width)
     if first == last:
         if begin < end:
@@ -198,12 +194,12 @@ def boxes(start: int, stop: int, width: int) -> Iterator[tuple[int, int, slice]]
 
 
 def segment_rows(rows: int, width: int) -> int:
-    """How many rows of a table go together."""
+    """Return how many rows of a table one segment holds."""
     return min(rows, max(1, SEGMENT_BYTES // (4 * width)))
 
 
 def segments_bytes(rows: int, width: int) -> int:
-    """What an exchange of a table's rows holds beside them: segments each way, and one while it is added."""
+    """Return the bytes that an exchange needs beside the rows: segments each way, and those being added."""
     return 4 * segment_rows(rows, width) * width * (2 * AHEAD + 2)
 
 
