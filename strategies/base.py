@@ -105,8 +105,6 @@ class Strategy:
     def resumed(self) -> None:
         """Bring what `state` returned, now filled from a checkpoint, to all ranks. Collective."""
 
-    # What a checkpoint saves.
-
     def state(self) -> list[Updated]:
         """Return what this rank updates. The ranges of all ranks together are the whole buffer."""
         return [Updated(self.own.start, self.parameters[self.own], self.optimizer)] if self.optimizer else []

@@ -75,12 +75,13 @@ def plan_buckets(final_ranges, bucket_bytes: int) -> list[tuple[int, int]]:
     The head's ranges of a split embedding come first and go down to 0. The others begin above them, in a new bucket.
     """
     buckets = []
-    low, high = None, None
+    low = high = None
     for start, stop in final_ranges:
         if high is not None and stop != low:
             buckets.append((low, high))
             high = None
-        low, high = start, stop if high is None else high
+        low = start
+        high = stop if high is None else high
         if (high - low) * 4 >= bucket_bytes:
             buckets.append((low, high))
             high = None

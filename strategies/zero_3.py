@@ -18,13 +18,14 @@ from strategies.zero_2 import Zero2
 
 
 def ranges_exchanged(ranges: int, micro_steps: int) -> list[tuple[str, int]]:
-    """As zero_2's, with parameters gathered before each use, unless they still lie in one of the layers' slots.
+    """Return what zero_2's function does, with a gather before each use of parameters that no slot still holds.
 
-    The first range and the last, with slots of their own, are gathered once a step.
+    The first range and the last have slots of their own and are gathered once a step.
     """
     if not ranges:
         return [("all-gather", 0), ("all-gather", 0), ("reduce-scatter", 0)] * micro_steps
-    steps, slots = [], {}
+    steps = []
+    slots = {}
     for _ in range(micro_steps):
         for uses, reduces in ((range(ranges), False), (reversed(range(ranges)), True)):
             for index in uses:
@@ -59,7 +60,7 @@ class Zero3(Zero2):
     def __init__(self, job):
         super().__init__(job)
         self.position = 0
-        self.gathered = {}  # by slot: the range that is there or on its way
+        self.gathered = {}  # {slot: the range that is there or on its way}
 
     def _own_parameters(self, job):
         return job.buffers.own
@@ -75,7 +76,7 @@ class Zero3(Zero2):
             self._gather(ahead)
 
     def _next_after(self, part):
-        """The range that the model comes to next, in the direction in which it goes through them."""
+        """Return the range that the model uses next, in its current direction."""
         position = self.ranges.index(part)
         step = -1 if 0 < position <= self.position else 1
         self.position = position
@@ -85,7 +86,7 @@ class Zero3(Zero2):
         return self.gathered.get(self.parameters.slot_of[part]) == part
 
     def _gather(self, part):
-        """Begin a range's all-gather, in the place of the range two before it, unless it has been begun already."""
+        """Start a range's all-gather, into the slot of the range two before it, unless it is gathered or under way."""
         if not self._is_gathered(part):
             self.gathered[self.parameters.slot_of[part]] = part
             self.gathering[part] = self.exchange.engine.start(self._all_gather(*part))
