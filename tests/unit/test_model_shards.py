@@ -198,13 +198,12 @@ def test_activations_are_counted(layers, parts, in_flight, dtype, operand_bytes)
         return array
 
     counting = SimpleNamespace(**vars(kernels) | {"empty": empty})
-    room = np.zeros((10, CONFIG.n_embd))
-    of_part = SimpleNamespace(room=lambda shape: room)
+    shared = SimpleNamespace(room=np.zeros)
     for shard in model_shards(layers, parts):
         layout = Layout(CONFIG, 1, shard)
         counted.clear()
         parameters = Parameters.zeros(layout)
-        group = of_part if parts > 1 else ONE_SHARD
+        group = shared if parts > 1 else ONE_SHARD
         model = ParallelGPT2(counting, parameters, parameters, 2, 5, group, in_flight=in_flight)
         assert {layer.ln1.itemsize for layer in model.kept[0].layers} <= {operand_bytes}
         assert sum(counted) == activation_bytes(CONFIG, 2, 5, shard, in_flight, operand_bytes)
