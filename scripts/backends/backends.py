@@ -82,7 +82,7 @@ class StagedGpuBackend(CpuBackend):
         self.rounded = rounded_parameters(self.model.parameters, kernels.device, adamw)
         self._optimizers = []
         new_adamw = gpu_adamw(kernels, layout, adamw, self.rounded)
-        self.new_optimizer = lambda start, stop: self._remember(StagedAdamW(new_adamw, self.copies, start, stop))
+        self.new_optimizer = lambda start, stop: self._remember(StagedAdamW(new_adamw, self.staging, start, stop))
 
     def _remember(self, optimizer):
         self._optimizers.append(optimizer)
