@@ -60,4 +60,4 @@ def test_a_run_goes_on_at_any_shape(comm, shared_path):
         np.testing.assert_allclose(*pairs, rtol=most, err_msg=name)
     np.testing.assert_allclose(last_parameters(run), last_parameters(serial), atol=1e-5)
     mesh = read_run(run).mesh
-    assert [mesh.stage.tolist(), mesh.part.tolist(), mesh.copy.tolist()] == [[0, 1, 2, 3], [0] * 4, [0] * 4]
+    assert [mesh.stage.tolist(), mesh.shard.tolist(), mesh.replica.tolist()] == [[0, 1, 2, 3], [0] * 4, [0] * 4]
