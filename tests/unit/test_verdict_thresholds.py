@@ -17,6 +17,7 @@ from traces.read.trace_files import RankTrace
 from traces.read.waits import find_wait_states
 from traces.record.files import RECORD
 from traces.record.phases import INDEX, NAMES, STEP
+from traces.record.steps import SlowSteps, is_regular
 from traces.units import bytes_text
 from traces.verdict.diagnosis import Diagnosis, compute_or_none, find_bottleneck
 from traces.verdict.evidence import Evidence, Finding, PredictedExchange, gather
@@ -150,6 +151,19 @@ def test_a_rank_has_three_fifths_of_all_stalls_or_is_not_named(seconds, named):
 @pytest.mark.parametrize(("steps", "named"), [(49, [2]), (51, [])])
 def test_stalls_that_cost_a_fiftieth_of_the_time_are_named(steps, named):
     assert [one.rank for one in stalls(stalled(steps, (2, 0.5), (2, 0.5)))] == named
+
+
+@pytest.mark.parametrize(("trace", "named"), [("on", []), ("1:20000", [2])])
+def test_steps_traced_because_they_were_slow_make_no_stall_frequent(trace, named):
+    """Once in 211 steps costs a third of a percent, but many of these steps are in a thinned trace."""
+    slow = SlowSteps()
+    kept = [step for step in range(1, 20_001) if slow.is_kept(1.6 if step % 211 == 0 else 1.0) or is_regular(step)]
+    made = stalled(len(kept))
+    made.times.steps[:] = kept
+    made.times.seconds[made.times.steps % 211 == 0, 2, INDEX["forward"]] += 0.6
+    made.times.seconds[made.times.steps % 211 == 0, 2, INDEX["wait"]] -= 0.6
+    made.run.config["settings"]["trace"] = trace
+    assert [one.rank for one in stalls(made)] == named
 
 
 def test_waiting_is_no_ranks_own_time():

@@ -13,6 +13,7 @@ from traces.read.runs import Run
 from traces.read.traffic import WAYS, NodeTraffic, against_schedule, hidden_exchange_s, node_traffic, utilisation
 from traces.read.waits import STATES, WaitStates, find_wait_states
 from traces.record.phases import COMPUTE, EXCHANGE, INDEX, PIPELINE, STEP
+from traces.record.steps import is_regular
 from traces.units import bytes_text, count_text
 from traces.verdict.thresholds import CHANGED, FEW_STEPS, UNEXPLAINED
 
@@ -104,6 +105,13 @@ class Evidence:
     def own(self) -> np.ndarray:
         """(S, R) seconds that a rank spent neither in an exchange nor waiting."""
         return self.phase(STEP) - self.phase(*EXCHANGE, *PIPELINE, "wait")
+
+    @cached_property
+    def regular(self) -> np.ndarray:
+        """(S,) bool: the steps that were traced whatever their length."""
+        before_first = self.run.config.get("resumed_step") or 0
+        is_thinned = self.run.config["settings"].get("trace", "on") == "on"
+        return np.array([not is_thinned or is_regular(step - before_first) for step in self.times.steps.tolist()])
 
     @cached_property
     def pipeline(self) -> PipelineTimes | None:

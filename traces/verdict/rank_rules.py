@@ -159,19 +159,22 @@ def with_equal_stages(evidence: Evidence) -> np.ndarray:
 
 
 def stalls(evidence: Evidence) -> list[Finding]:
-    """A rank is held up now and then. Medians do not show it, but all wait for it in those steps."""
-    steps, ranks = evidence.own.shape
-    excess = stall_seconds(evidence.own, evidence.step_s)
+    """Find a rank that is held up now and then. Medians do not show it, but all wait for it in those steps.
+
+    Only regular steps count: others were traced because they were slow.
+    """
+    regular = evidence.regular
+    steps = int(regular.sum())
+    excess = np.zeros_like(evidence.own)
+    if steps:
+        excess[regular] = stall_seconds(evidence.own[regular], evidence.step_s)
     total = excess.sum(axis=0)
     count = (excess > 0).sum(axis=0)
     place = int(np.argmax(total))
+    if count[place] < thresholds.FEWEST_STALLS or total[place] < thresholds.MOST_OF_STALLS * total.sum():
+        return []
     lost_s = float(total[place]) / steps
-    is_one_ranks = ranks == 1 or total[place] >= thresholds.MOST_OF_STALLS * total.sum()
-    if (
-        count[place] < thresholds.FEWEST_STALLS
-        or not is_one_ranks
-        or lost_s < thresholds.LEAST_STALL_SHARE * evidence.step_s
-    ):
+    if lost_s < thresholds.LEAST_STALL_SHARE * evidence.step_s:
         return []
     rank = evidence.run.rank_numbers[place]
     node = evidence.run.rank_nodes[place]
