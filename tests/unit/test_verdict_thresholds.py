@@ -21,7 +21,14 @@ from traces.record.steps import SlowSteps, is_regular
 from traces.units import bytes_text
 from traces.verdict.diagnosis import Diagnosis, compute_or_none, find_bottleneck
 from traces.verdict.evidence import Evidence, Finding, PredictedExchange, gather
-from traces.verdict.network_rules import latency_bound, link_ratios, network_congestion, server_hotspot, slow_link
+from traces.verdict.network_rules import (
+    exchange_calls,
+    latency_bound,
+    link_ratios,
+    network_congestion,
+    server_hotspot,
+    slow_link,
+)
 from traces.verdict.rank_rules import data, imbalance, slow_ranks, stalls, straggler
 
 RATE, LATENCY_S = 50e6, 1e-4
@@ -46,7 +53,7 @@ def evidence(
     """One rank a node. calls: (phase, root, bytes) that every rank makes in step 1."""
     times = times_of(step_s, phases)
     ranks = times.seconds.shape[1]
-    nodes = list(range(ranks))
+    nodes = nodes or list(range(ranks))
     records = np.array([(1, INDEX[phase], root, 0, 1, size) for phase, root, size in calls], RECORD)
     traces = [RankTrace(identity, {"error_ns": 0}, records) for identity in identify(nodes, "ring")]
     run = Run(Path(), {"settings": {}, "links": list(links)}, [], traces, end_links=end_links or {})
@@ -109,6 +116,11 @@ def test_uneven_work_is_so_in_three_of_four_steps(uneven_steps, is_uneven):
     compute = computing(1, 1, 1, 1, 1, 1, steps=100)
     compute[:uneven_steps, 2:5] *= 1.5
     assert bool(imbalance(evidence(0.3, forward=compute))) == is_uneven
+
+
+def test_uneven_work_is_in_the_phase_that_takes_longest():
+    (found,) = imbalance(evidence(0.3, compute=computing(1, 1, 1.5, 1.5, 1.5, 1)))
+    assert found.phase == "compute"
 
 
 # --- stalls: their lengths are in steps of one second ---
@@ -187,6 +199,20 @@ def test_where_two_ranks_data_come_late_none_is_named_alone():
     assert (found.rank, found.seconds) == (2, pytest.approx(0.2))
 
 
+@pytest.mark.parametrize(
+    ("seconds", "nodes", "place", "said"),
+    [
+        ([0, 0, 0.4, 0.4], [0, 0, 1, 1], (None, 1), "cn01 waits 400 ms a step for its data, the others 0 ms"),
+        ([0, 0.6, 0.6, 0], [0, 0, 1, 1], (None, None), "takes 0.60 s of a 1.00 s step on ranks 1, 2: put"),
+        ([0.3, 0.3, 0.3, 0.3], [0, 0, 1, 1], (None, None), "takes 300 ms of a 1.00 s step on every rank: put"),
+    ],
+)
+def test_late_data_name_the_ranks_that_are_late(seconds, nodes, place, said):
+    (found,) = data(evidence(1.0, nodes=nodes, forward=computing(1, 1, 1, 1), data=np.tile(seconds, (20, 1))))
+    assert ((found.rank, found.node), found.seconds) == (place, pytest.approx(max(seconds)))
+    assert said in found.sentence
+
+
 # --- ports ---
 
 
@@ -257,6 +283,27 @@ def test_a_hot_spot_carries_a_quarter_more_than_the_other_nodes(ratio, is_hot):
     )
     found = server_hotspot(made)
     assert [(one.node, one.direction, one.phase) for one in found] == ([(0, "in", "reduce")] if is_hot else [])
+
+
+@pytest.mark.parametrize(
+    ("bytes_in", "bytes_out", "phases", "direction"),
+    [(1.3, (5, 5), ("reduce", "bcast"), "in"), (1.5, (3, 1), ("reduce",), "in"), (1.0, (3, 1), ("reduce",), None)],
+)
+def test_a_hot_spot_is_hot_in_the_direction_that_it_names(bytes_in, bytes_out, phases, direction):
+    """Out of the port go bytes_out[0] MB, out of the others bytes_out[1]: as many, or of no broadcast."""
+    server_out, others_out = bytes_out
+    amounts = [np.array([server, *[others] * 4]) * 1e6 for server, others in ((bytes_in, 1), (server_out, others_out))]
+    predicted = PredictedExchange(list(range(5)), *amounts)
+    exchange = dict.fromkeys(phases, np.full((20, 5), 0.25))
+    links = links_of([RATE] * 5)
+    calls = [("reduce", 0, 100)]
+    found = server_hotspot(evidence(1.0, transfer_s=0.5, predicted=predicted, links=links, calls=calls, **exchange))
+    assert [one.direction for one in found] == ([direction] if direction else [])
+
+
+def test_copies_to_a_gpu_are_no_exchanges():
+    calls = [("allreduce", -1, 1000), ("copy_out", -1, 4000), ("copy_in", -1, 4000), ("allreduce", -1, 8)]
+    assert exchange_calls(exchanging(calls=calls)) == (0.05, 1000)
 
 
 def small_messages(share=0.1, latencies=1.0) -> Evidence:

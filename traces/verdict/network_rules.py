@@ -5,10 +5,13 @@ Each rule takes the evidence and returns its findings.
 
 import numpy as np
 
-from traces.record.phases import INDEX
+from traces.record.phases import EXCHANGE, INDEX
 from traces.units import bytes_text, seconds_text
 from traces.verdict.evidence import Evidence, Finding
 from traces.verdict.thresholds import HOTSPOT, LATENCIES, LEAST_SHARE, LEAST_TRANSFER_SHARE, PORT_IDLE, SLOW_PORT
+
+ONE_NUMBER_BYTES = 8
+PHASE_OF = {"in": "reduce", "out": "bcast"}  # through a server's port
 
 
 def slow_link(evidence: Evidence) -> list[Finding]:
@@ -78,20 +81,25 @@ def _is_long(evidence: Evidence) -> bool:
 
 
 def server_hotspot(evidence: Evidence) -> list[Finding]:
-    """The exchange goes through the port of the root's node, which carries more than the others."""
+    """Find the port of the root's node, if the exchange goes through it and it carries more than the others."""
     root = _only_root(evidence)
     if root is None or len(evidence.run.nodes) < 3 or not _is_long(evidence):
         return []
     node = evidence.run.rank_nodes[root]
     index = evidence.run.nodes.index(node)
     amounts = evidence.node_bytes
-    if amounts is not None:
-        ratios = [one[index] / max(np.median(np.delete(one, index)), 1.0) for one in amounts.values()]
-        if max(ratios) < HOTSPOT:
-            return []
-    direction = _busier_way(evidence, node, amounts)
-    phase = "reduce" if direction == "in" else "bcast"
+    link = evidence.links.get(node)
     by_phase = evidence.transfer_by_phase
+    # Seconds that each way of the port is busy: by bytes and rate, or by the phase that uses it.
+    busy_s = {way: by_phase[phase] for way, phase in PHASE_OF.items() if phase in by_phase}
+    if amounts is not None:
+        usual = {way: max(np.median(np.delete(amounts[way], index)), 1.0) for way in busy_s}
+        hot = [way for way in busy_s if amounts[way][index] >= HOTSPOT * usual[way]]
+        busy_s = {way: amounts[way][index] / link[way] if link else busy_s[way] for way in hot}
+    if not busy_s:
+        return []
+    direction = max(busy_s, key=busy_s.get)
+    phase = PHASE_OF[direction]
     seconds = by_phase.get("reduce", 0.0) + by_phase.get("bcast", 0.0)
     verb = "receives" if direction == "in" else "sends"
     host = evidence.run.hosts[node]
@@ -101,20 +109,10 @@ def server_hotspot(evidence: Evidence) -> list[Finding]:
     if amounts is not None:
         amount = bytes_text(amounts[direction][index])
         headline = f"{headline}: {amount} a step"
-        link = evidence.links.get(node)
         through = f" through a port that carries {bytes_text(link[direction])}/s" if link else ""
         text = f"{host} {verb} {amount} a step{through}: {share}"
-    facts = {"server_rank": evidence.run.rank_numbers[root], f"{phase}_s": by_phase.get(phase, 0.0)}
+    facts = {"server_rank": evidence.run.rank_numbers[root], f"{phase}_s": by_phase[phase]}
     return [Finding("server-hotspot", seconds, headline, text, phase, node, None, direction, facts)]
-
-
-def _busier_way(evidence: Evidence, node: int, amounts: dict[str, np.ndarray] | None) -> str:
-    """The direction in which a server's port is busy longer, by bytes and rates, or by the phases' times."""
-    link = evidence.links.get(node)
-    if amounts is None or link is None:
-        by_phase = evidence.transfer_by_phase
-        return "in" if by_phase.get("reduce", 0.0) >= by_phase.get("bcast", 0.0) else "out"
-    return max(amounts, key=lambda way: amounts[way][evidence.run.nodes.index(node)] / link[way])
 
 
 def _only_root(evidence: Evidence) -> int | None:
@@ -130,7 +128,7 @@ def _only_root(evidence: Evidence) -> int | None:
 
 
 def network_congestion(evidence: Evidence) -> list[Finding]:
-    """The exchange takes a large part of the step, and all ports are alike."""
+    """Say that the exchange takes a large part of the step: the last shape, where no more special one applies."""
     if len(evidence.run.ranks) < 2 or not _is_long(evidence):
         return []
     phase = evidence.transfer_phase
@@ -150,7 +148,7 @@ def network_congestion(evidence: Evidence) -> list[Finding]:
 
 
 def latency_bound(evidence: Evidence) -> list[Finding]:
-    """The exchange takes long although its bytes need little time: it consists of many small messages."""
+    """Find an exchange that takes long although its bytes need little time and its calls are small."""
     amounts = evidence.node_bytes
     if amounts is None or len(evidence.run.nodes) < 2 or not evidence.links or not _is_long(evidence):
         return []
@@ -176,8 +174,9 @@ def exchange_calls(evidence: Evidence) -> tuple[float, float]:
     counts = []
     sizes = []
     for trace in evidence.run.ranks:
-        chosen = np.isin(trace.records["step"], evidence.times.steps) & (trace.records["bytes"] > 8)
+        records = trace.records[np.isin(trace.records["phase"], [INDEX[name] for name in EXCHANGE])]
+        chosen = np.isin(records["step"], evidence.times.steps) & (records["bytes"] > ONE_NUMBER_BYTES)
         counts.append(chosen.sum() / len(evidence.times.steps))
-        sizes.append(trace.records["bytes"][chosen].mean() if chosen.any() else 0.0)
+        sizes.append(records["bytes"][chosen].mean() if chosen.any() else 0.0)
     most = int(np.argmax(counts))
     return float(counts[most]), float(sizes[most])

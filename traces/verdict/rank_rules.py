@@ -40,9 +40,14 @@ def straggler(evidence: Evidence) -> list[Finding]:
     others_s = own_s - lost_s
     headline = f"{who} {seconds_text(own_s)} a step, the others {seconds_text(others_s)}"
     text = f"{headline}, and all wait for {whom}: check that host's clock rate, cores and other jobs"
-    phase = max(("compute", "forward", "backward"), key=lambda name: np.median(evidence.phase(name)[:, slow[0]]))
+    phase = _longest_phase(evidence, slow[0])
     facts = {"compute_s": own_s, "others_compute_s": others_s}
     return [Finding("straggler", lost_s, headline, text, phase, node, rank, facts=facts)]
+
+
+def _longest_phase(evidence: Evidence, place: int) -> str:
+    """Return the phase in which a rank computes longest."""
+    return max(("compute", "forward", "backward"), key=lambda name: np.median(evidence.phase(name)[:, place]))
 
 
 def slow_ranks(evidence: Evidence) -> list[int]:
@@ -126,7 +131,7 @@ def against_others(seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def imbalance(evidence: Evidence) -> list[Finding]:
-    """Several ranks compute much longer than several others of their stage, in almost every step."""
+    """Find several ranks that compute much longer than the rest, all stages scaled to equal work."""
     if len(evidence.workers) < 2 or straggler(evidence):
         return []
     compute = with_equal_stages(evidence)
@@ -146,7 +151,8 @@ def imbalance(evidence: Evidence) -> list[Finding]:
     text += f"{seconds_text(shortest)}: give all ranks equal work and equal cores"
     headline = f"work is uneven: ranks compute {seconds_text(shortest)} to {seconds_text(longest)} a step"
     facts = {"longest_compute_s": longest, "shortest_compute_s": shortest}
-    return [Finding("imbalance", lost_s, headline, text, "backward", facts=facts)]
+    phase = _longest_phase(evidence, evidence.workers[heavy][0])
+    return [Finding("imbalance", lost_s, headline, text, phase, facts=facts)]
 
 
 def with_equal_stages(evidence: Evidence) -> np.ndarray:
@@ -216,31 +222,37 @@ def _stalled_phase(evidence: Evidence, place: int, stalled: np.ndarray) -> str |
 
 
 def data(evidence: Evidence) -> list[Finding]:
-    """Reading data takes a share of the step: on one rank, for which the others wait, or on all."""
+    """Find data that come late: on one rank or one node, for which the others wait, or on the mean rank."""
     if not len(evidence.workers):
         return []
+    run = evidence.run
     seconds = evidence.phase("data")[:, evidence.workers]
-    typical_s = float(np.median(seconds))
+    late = []
     if seconds.shape[1] > 1:
-        _, excess = against_others(seconds)
-        lost = np.median(excess, axis=0)
-        late = evidence.workers[lost >= thresholds.LEAST_SHARE * evidence.step_s].tolist()
-        if len(late) == 1:
-            return [_late_data(evidence, late[0], float(lost.max()), typical_s)]
+        lost = np.median(against_others(seconds)[1], axis=0)
+        is_late = lost >= thresholds.LEAST_SHARE * evidence.step_s
+        late = evidence.workers[is_late].tolist()
+        others_nodes = {run.rank_nodes[place] for place in evidence.workers[~is_late]}
+        nodes = {run.rank_nodes[place] for place in late}
+        if len(late) == 1 or (len(nodes) == 1 and others_nodes and not nodes & others_nodes):
+            return [_late_data(evidence, late, float(lost.max()), float(np.median(seconds[:, ~is_late])))]
     slowest_s = float(np.median(seconds.max(axis=1)))
     if np.median(seconds, axis=0).mean() < thresholds.DATA_ON_ALL * evidence.step_s:
         return []
-    text = f"reading data takes {seconds_text(slowest_s)} of a {seconds_text(evidence.step_s)} step on every rank: "
-    text += "put the shards on a faster file system, or on local disks"
+    where = f"ranks {', '.join(str(run.rank_numbers[place]) for place in late)}" if late else "every rank"
+    text = f"reading data takes {seconds_text(slowest_s)} of a {seconds_text(evidence.step_s)} step on {where}: put"
+    text += " the shards on a faster file system, or on local disks"
     headline = f"reading data takes {evidence.share(slowest_s)}"
     return [Finding("data", slowest_s, headline, text, "data", facts={"data_s": slowest_s})]
 
 
-def _late_data(evidence: Evidence, place: int, lost_s: float, typical_s: float) -> Finding:
-    rank = evidence.run.rank_numbers[place]
-    node = evidence.run.rank_nodes[place]
+def _late_data(evidence: Evidence, late: list[int], lost_s: float, typical_s: float) -> Finding:
+    """Return the finding of one late rank, or of all ranks of a node."""
+    rank = evidence.run.rank_numbers[late[0]] if len(late) == 1 else None
+    node = evidence.run.rank_nodes[late[0]]
     own_s = lost_s + typical_s
-    headline = f"rank {rank} on {evidence.run.hosts[node]} waits {seconds_text(own_s)} a step for its data"
+    who = f"rank {rank} on {evidence.run.hosts[node]} waits" if len(late) == 1 else f"{evidence.run.hosts[node]} waits"
+    headline = f"{who} {seconds_text(own_s)} a step for its data"
     text = f"{headline}, the others {seconds_text(typical_s)}: check that host's file system"
     return Finding(
         "data", lost_s, headline, text, "data", node, rank, facts={"data_s": own_s, "others_data_s": typical_s}
