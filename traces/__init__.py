@@ -1,11 +1,11 @@
-"""Phase timers, trace files, analysis and plots. Knows names and times, nothing of GPT-2 or MPI.
+"""Phase timers, trace files, analysis and plots. Knows names and times; imports nothing of GPT-2 or MPI.
 
+units.py  numbers with their units
 record/   for training loop and strategies: Tracer, phases on a GPU's stream, the files they write
 read/     read and check a run folder: seconds by step, rank and phase; waits; efficiencies; bytes through ports
-verdict/  the summary of a run and its rank among others; what holds its steps up: evidence, rules, the diagnosis
+verdict/  the summary of a run and its place among others; what holds its steps up: evidence, rules, the verdict
 plots/    figures, one subject in each file
 export/   Paraver, Chrome's JSON for Perfetto, OTF2
-units.py  numbers with their units
 
 A folder imports only folders above it in this list. Importing the package is cheap: only the plots load matplotlib.
 """

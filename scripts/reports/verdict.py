@@ -135,11 +135,14 @@ def not_predicted(model: dict) -> str:
 
 
 def place_text(bottleneck: dict) -> str:
-    """Return a text like "server-hotspot: phase reduce, node 0, direction in, 53% of the step"."""
-    names = ("phase", "node", "rank", "direction")
-    where = [f"{name} {bottleneck[name]}" for name in names if bottleneck[name] is not None]
-    where.append(f"{bottleneck['share']:.0%} of the step")
-    return f"{bottleneck['kind']}: {', '.join(where)}"
+    """Return a text like "server-hotspot: 53% of the step; node 0, direction in, seen in reduce".
+
+    The share is of the whole finding, not of the phase.
+    """
+    names = {"node": "node", "rank": "rank", "direction": "direction", "phase": "seen in"}
+    where = [f"{text} {bottleneck[name]}" for name, text in names.items() if bottleneck[name] is not None]
+    share = f"{bottleneck['kind']}: {bottleneck['share']:.0%} of the step"
+    return f"{share}; {', '.join(where)}" if where else share
 
 
 def other_findings(evidence: dict, most: int) -> list[str]:

@@ -195,7 +195,7 @@ def test_the_text_begins_with_the_verdict(tmp_path):
     answer = diagnose(make(tmp_path))
     lines = as_text(answer).splitlines()
     assert lines[0] == answer["verdict"]
-    assert lines[2].startswith("network-congestion: phase allreduce")
+    assert lines[2] == f"network-congestion: {answer['bottleneck']['share']:.0%} of the step; seen in allreduce"
     assert sum(line.startswith("cn0") for line in lines) == 5
     amounts, link = (answer["evidence"]["nodes"][3][name]["in"] for name in ("bytes_a_step", "link_bytes_per_s"))
     assert f"in {bytes_text(amounts)} a step, link {bytes_text(link)}/s; out" in next(

@@ -327,6 +327,11 @@ def test_a_message_of_fifty_latencies_is_not_small(latencies, is_bound):
 # --- the whole verdict ---
 
 
+@pytest.mark.parametrize(("exchange_s", "advice"), [(0.29, "more ranks would help"), (0.31, "then a shorter exchange")])
+def test_beside_a_long_exchange_more_ranks_are_no_advice(exchange_s, advice):
+    assert compute_or_none(exchanging(exchange_s, compute_s=0.6)).sentence.endswith(advice)
+
+
 @pytest.mark.parametrize(("seconds", "kind"), [(0.49, "none"), (0.51, "compute-bound")])
 def test_computing_is_the_verdict_from_half_of_the_step_on(seconds, kind):
     assert compute_or_none(evidence(1.0, forward=np.full((20, 2), seconds))).kind == kind

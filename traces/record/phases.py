@@ -1,6 +1,6 @@
 """The names of the phases, for code, trace files, plots and tests."""
 
-# In the order of a step.
+# Roughly in the order of a step; docs/formats.md says what is in each.
 PHASES = (
     "data",
     "compute",
@@ -33,8 +33,8 @@ INDEX = {name: index for index, name in enumerate(NAMES)}
 
 # Other programs have "compute" in place of forward and backward.
 COMPUTE = ("compute", "forward", "backward", "update")
-# The last four are between ranks that share a model: sums over tensor-parallel shards, synchronization of replicated
-# LayerNorms and of the tied embedding, squares of the gradients.
+# Between ranks that share a model: tensor sums over shards, lend synchronizes replicated LayerNorms, borrow the tied
+# embedding, norm sums the squares of the gradients.
 EXCHANGE = ("reduce", "reduce_scatter", "allreduce", "bcast", "allgather", "tensor", "lend", "borrow", "norm")
 # Between neighbouring pipeline stages. The root of a receive is its sender, the root of a send its receiver.
 PIPELINE = ("send", "recv")

@@ -45,7 +45,7 @@ class Tracer:
     folder: where the trace files go (RUN/traces); None to write nothing. identity: as in files.py.
     steps: the steps to write: "on", "off" or "FROM:TO", counted from 1, both included. "on" writes the regular steps of
     steps.py, and those for which `keep_step` was called.
-    most_bytes: limit of this rank's files; nothing is written beyond it, and `is_full` says so.
+    most_bytes: limit of this rank's files; tracing ends after the write that reaches it, and `is_full` says so.
     waits: open no file before `begin` is called, and keep spans in memory until then.
     clock: of this rank's node at the start (files.py); None: all ranks read the same clock.
     counters: the node's CounterFile, on the rank that samples it.
@@ -126,7 +126,7 @@ class Tracer:
 
     @contextmanager
     def interruption(self, name: str, bytes: int = 0, root: int | None = None):
-        """Context manager: a phase inside another, which is closed meanwhile, so that no time counts twice."""
+        """Context manager: close the open phase, time this one, open the first again: no time counts twice."""
         interrupted = self._phase
         if interrupted:
             interrupted.__exit__()

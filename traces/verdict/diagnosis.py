@@ -1,8 +1,10 @@
 """The verdict on a run: what holds its steps up, by rules that each look for one thing.
 
-Faults of one rank or port come first, the costliest one before the others: they can be repaired, and they make
-everything else look bad too. Without a fault the verdict is what takes most of the step: a server's port, all ports,
-latency, data or computing.
+Findings come in this order, and the first one is the verdict:
+1. faults, the costliest first: they can be repaired, and they make everything else look bad too,
+2. what sharing a model costs, the costliest first,
+3. the shape of the exchange, if it takes longer than computing and no port is slow,
+4. without any of these, computing or nothing.
 """
 
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from traces.record.phases import COMPUTE, PHASES
 from traces.units import range_text, seconds_text
 from traces.verdict import model_rules, network_rules, rank_rules
 from traces.verdict.evidence import Evidence, Finding, PredictedExchange, gather
-from traces.verdict.thresholds import COMPUTE_BOUND, WORTH_SAYING
+from traces.verdict.thresholds import COMPUTE_BOUND, LEAST_TRANSFER_SHARE, WORTH_SAYING
 
 FAULTS = (
     network_rules.slow_link,
@@ -97,8 +99,8 @@ def find_bottleneck(run: Run, times: StepTimes, predicted: PredictedExchange | N
 def _shape(evidence: Evidence, faults: list[Finding]) -> list[Finding]:
     """The first shape that applies, in a list; [] if none does.
 
-    The exchange's shape does not matter if computing takes longer than exchanging. With a slow port, which makes any
-    exchange long, the run does not show what the exchange would be like without it.
+    None does if computing takes longer than exchanging. With a slow port, which makes any exchange long, the run does
+    not show what the exchange would be like without it.
     """
     if evidence.transfer_s < evidence.compute_s or any(one.kind == "slow-link" for one in faults):
         return []
@@ -115,6 +117,9 @@ def compute_or_none(evidence: Evidence) -> Finding:
         return Finding("none", 0.0, "nothing stands out", f"nothing stands out: {parts} of the step")
     phase = max(COMPUTE, key=lambda name: np.median(evidence.phase(name).max(axis=1)))
     headline = f"computing takes {evidence.share(seconds)}"
-    text = f"{headline} ({seconds_text(seconds)}), exchanging "
-    text += f"{evidence.transfer_s / evidence.step_s:.0%}: faster kernels, more cores or more ranks would help"
+    exchanging = evidence.transfer_s / evidence.step_s
+    advice = "faster kernels, more cores or more ranks would help"
+    if exchanging >= LEAST_TRANSFER_SHARE:
+        advice = "faster kernels or more cores would help most, then a shorter exchange"
+    text = f"{headline} ({seconds_text(seconds)}), exchanging {exchanging:.0%}: {advice}"
     return Finding("compute-bound", seconds, headline, text, phase)

@@ -15,15 +15,15 @@ from traces.read.waits import STATES, WaitStates, find_wait_states
 from traces.record.phases import COMPUTE, EXCHANGE, INDEX, PIPELINE, STEP
 from traces.record.steps import is_regular
 from traces.units import bytes_text, count_text
-from traces.verdict.thresholds import CHANGED, FEW_STEPS, UNEXPLAINED
+from traces.verdict.thresholds import CHANGED_LINK, FEW_STEPS, UNEXPLAINED
 
 
 @dataclass(frozen=True)
 class Finding:
     """A bottleneck that a rule found.
 
-    kind: a key of titles.SHOWN_IN. seconds: its cost in a median step. headline: in a few words, for titles. sentence:
-    what was measured, compared with what, and what to do.
+    kind: a key of titles.SHOWN_IN. seconds: its cost a step, the median over steps, of stalls the mean. headline: in a
+    few words, for titles. sentence: what was measured, compared with what, and what to do.
     node, rank: where it is; None for no particular one. direction: of the node's port, "in", "out", None for both or
     neither. facts: the numbers behind the sentence, with units in their names.
     """
@@ -62,9 +62,9 @@ class Evidence:
 
     @cached_property
     def links(self) -> dict[int, dict]:
-        """Run.links with the largest rates that were seen, in the probes and in the run's own traffic.
+        """Run.links with the largest rates of both probes and of the run's own traffic, its mean over all steps.
 
-        A shaper or a buffer may pass an exchange faster than its rate, but not the whole run.
+        The mean, because a token bucket lets a single exchange pass faster than the port's rate.
         """
         carried = {way: self.traffic.step_rate(way) for way in WAYS} if self.traffic else {}
         return {
@@ -108,10 +108,11 @@ class Evidence:
 
     @cached_property
     def regular(self) -> np.ndarray:
-        """(S,) bool: the steps that were traced whatever their length."""
-        before_first = self.run.config.get("resumed_step") or 0
+        """(S,) bool: the steps that were traced whatever their length; all of them if there are none."""
+        numbers = self.times.steps - (self.run.config.get("resumed_step") or 0)
         is_thinned = self.run.config["settings"].get("trace", "on") == "on"
-        return np.array([not is_thinned or is_regular(step - before_first) for step in self.times.steps.tolist()])
+        regular = np.array([not is_thinned or is_regular(number) for number in numbers.tolist()])
+        return regular if regular.any() else ~regular
 
     @cached_property
     def pipeline(self) -> PipelineTimes | None:
@@ -178,7 +179,7 @@ class Evidence:
             f"{bytes_text(end[node][way])}/s after it"
             for node, link in start.items()
             for way in WAYS
-            if node in end and not CHANGED < end[node][way] / link[way] < 1 / CHANGED
+            if node in end and not CHANGED_LINK < end[node][way] / link[way] < 1 / CHANGED_LINK
         ]
         return [*changed[:1], *([f"{len(changed) - 1} more ports' rates changed"] if changed[1:] else [])]
 
@@ -215,16 +216,13 @@ class Evidence:
         return rows if mesh is None else [row | {"place": mesh.name(place)} for place, row in enumerate(rows)]
 
     def _node_rows(self) -> list[dict]:
-        """Each node's host, its link as probed, how much of it was used, and bytes a step."""
+        """Each node's host, its link's rates, how much of them was used, and bytes a step."""
         traffic = self.traffic
         predicted = self.predicted
         links = list(self.links.values())
-        used = None
-        over = None
-        if traffic is not None and links:
-            used = {way: utilisation(traffic, links, way) for way in WAYS}
-        if traffic is not None and predicted is not None and predicted.nodes == traffic.nodes:
-            over = against_schedule(traffic, predicted.bytes_in, predicted.bytes_out)
+        used = {way: utilisation(traffic, links, way) for way in WAYS} if traffic and links else None
+        is_known = traffic and predicted and predicted.nodes == traffic.nodes
+        over = against_schedule(traffic, predicted.bytes_in, predicted.bytes_out) if is_known else None
         rows = []
         for index, node in enumerate(self.run.nodes):
             row = {"node": node, "host": self.run.hosts[node]}

@@ -9,13 +9,13 @@ from traces.read.pipeline_times import better_layers, stage_work
 from traces.units import count_text, seconds_text
 from traces.verdict.evidence import Evidence, Finding
 from traces.verdict.rank_rules import slow_ranks, straggler
-from traces.verdict.thresholds import BUBBLE, LEAST_SHARE, LONGER, MOSTLY, TENSOR
+from traces.verdict.thresholds import BUBBLE, LEAST_SHARE, LONG_STAGE, STRUCTURE_SHARE, TENSOR_SHARE
 
 
 def stage_imbalance(evidence: Evidence) -> list[Finding]:
     """One stage computes longer for a microbatch than the others, which wait for it each time."""
     pipeline = evidence.pipeline
-    if pipeline is None or pipeline.tau_s.max() < LONGER * pipeline.tau_s.mean():
+    if pipeline is None or pipeline.tau_s.max() < LONG_STAGE * pipeline.tau_s.mean():
         return []
     lost_s = pipeline.imbalance_s
     stage = int(np.argmax(pipeline.tau_s))
@@ -39,7 +39,7 @@ def _remedy(evidence: Evidence, stage: int, layers: tuple[int, ...] | None) -> s
     if work is None:
         return "give it fewer layers with --pipeline-layers"
     layer, beside = work
-    if evidence.pipeline.tau_s[stage] > LONGER * (evidence.pipeline.layers[stage] * layer + beside[stage]):
+    if evidence.pipeline.tau_s[stage] > LONG_STAGE * (evidence.pipeline.layers[stage] * layer + beside[stage]):
         run = evidence.run
         hosts = dict.fromkeys(run.hosts[run.rank_nodes[place]] for place in np.flatnonzero(run.mesh.stage == stage))
         return f"stages with as many layers are faster, so look for what slows {', '.join(hosts)}"
@@ -51,7 +51,7 @@ def pipeline_bubble(evidence: Evidence) -> list[Finding]:
     pipeline = evidence.pipeline
     if pipeline is None or pipeline.wait_s < BUBBLE * evidence.step_s:
         return []
-    if pipeline.structure_s < MOSTLY * pipeline.wait_s:
+    if pipeline.structure_s < STRUCTURE_SHARE * pipeline.wait_s:
         return []
     m = pipeline.microbatches
     share = evidence.share(pipeline.wait_s)
@@ -68,13 +68,11 @@ def tensor_exchange(evidence: Evidence) -> list[Finding]:
         return []
     seconds = evidence.phase("tensor", "lend") - evidence.times.waiting_in("tensor", "lend")
     sums_s = float(np.median(seconds.mean(axis=1)))
-    if sums_s < TENSOR * evidence.step_s:
+    if sums_s < TENSOR_SHARE * evidence.step_s:
         return []
-    groups = {}
-    for (replica, stage), node in zip(evidence.run.places_in("copy", "stage"), evidence.run.rank_nodes, strict=True):
-        groups.setdefault((replica, stage), set()).add(node)
+    groups = evidence.run.places_in("copy", "stage")
+    across = len(set(zip(groups, evidence.run.rank_nodes, strict=True))) > len(set(groups))
     shards = evidence.run.mesh.shards
-    across = any(len(nodes) > 1 for nodes in groups.values())
     text = f"sums over the {shards} shards of each layer take {seconds_text(sums_s)} a step, "
     text += f"{sums_s / evidence.step_s:.0%} of it, "
     if across:

@@ -8,7 +8,7 @@ import numpy as np
 from traces.record.phases import EXCHANGE, INDEX
 from traces.units import bytes_text, seconds_text
 from traces.verdict.evidence import Evidence, Finding
-from traces.verdict.thresholds import HOTSPOT, LATENCIES, LEAST_SHARE, LEAST_TRANSFER_SHARE, PORT_IDLE, SLOW_PORT
+from traces.verdict.thresholds import BYTES_SHARE, HOTSPOT, LEAST_SHARE, LEAST_TRANSFER_SHARE, MAX_LATENCIES, SLOW_PORT
 
 ONE_NUMBER_BYTES = 8
 PHASE_OF = {"in": "reduce", "out": "bcast"}  # through a server's port
@@ -29,7 +29,7 @@ def slow_link(evidence: Evidence) -> list[Finding]:
     lost_s = evidence.transfer_s * (1 - min((ratios[way][index] for way in slow), default=1.0))
     if not slow or lost_s < LEAST_SHARE * evidence.step_s:
         return []
-    return [_slow_link(evidence, index, slow, lost_s)]
+    return [_slow_link(evidence, links[index], slow, lost_s)]
 
 
 def link_ratios(links: list[dict]) -> dict[str, np.ndarray]:
@@ -46,33 +46,26 @@ def link_ratios(links: list[dict]) -> dict[str, np.ndarray]:
     return {way: rates[way] / usual for way in rates}
 
 
-def _slow_link(evidence: Evidence, index: int, slow: list[str], lost_s: float) -> Finding:
-    links = list(evidence.links.values())
-    link = links[index]
+def _slow_link(evidence: Evidence, link: dict, slow: list[str], lost_s: float) -> Finding:
     ways = " and ".join(slow)
-    others = [one for one in links if one is not link]
+    phase = evidence.transfer_phase
+    others = [one for one in evidence.links.values() if one is not link]
     usual_rates = {way: float(np.median([one[way] for one in others])) for way in ("in", "out")}
     rate, usual = (min(one[way] for way in slow) for one in (link, usual_rates))
     facts = {"rate_bytes_per_s": {way: link[way] for way in ("in", "out")}, "others_rate_bytes_per_s": usual_rates}
     when = "before and after the run" if evidence.run.end_links else "as probed before the run"
-    sentence = (
-        f"{link['host']}'s port carries {bytes_text(rate)}/s {ways}, {when}, the other nodes' ports "
-        f"{bytes_text(usual)}/s, and every exchange waits for it: check its cable, switch port and negotiated speed"
-    )
-    if len(links) == 2:
+    text = f"{link['host']}'s port carries {bytes_text(rate)}/s {ways}, {when}, the other nodes' ports "
+    text += f"{bytes_text(usual)}/s, and every exchange waits for it: check its cable, switch port and negotiated speed"
+    if len(others) == 1:
         sender = link if slow == ["out"] else others[0]
-        sentence = (
-            f"the link out of {sender['host']} carries {bytes_text(rate)}/s, the other direction "
-            f"{bytes_text(usual)}/s: check cables, switch ports and negotiated speeds"
-        )
+        text = f"the link out of {sender['host']} carries {bytes_text(rate)}/s, the other direction "
+        text += f"{bytes_text(usual)}/s: check cables, switch ports and negotiated speeds"
         headline = "one way of the link is slower than the other"
-        return Finding("slow-link", lost_s, headline, sentence, evidence.transfer_phase, facts=facts)
+        return Finding("slow-link", lost_s, headline, text, phase, facts=facts)
     direction = slow[0] if len(slow) == 1 else None
     way = f" {direction}" if direction else ""
     headline = f"the port of {link['host']} is slow{way}, and every exchange waits for it"
-    return Finding(
-        "slow-link", lost_s, headline, sentence, evidence.transfer_phase, link["node"], None, direction, facts
-    )
+    return Finding("slow-link", lost_s, headline, text, phase, link["node"], None, direction, facts)
 
 
 def _is_long(evidence: Evidence) -> bool:
@@ -156,27 +149,23 @@ def latency_bound(evidence: Evidence) -> list[Finding]:
     calls, size = exchange_calls(evidence)
     latency_s = max(link["latency_s"] for link in evidence.links.values())
     rate = float(np.nanmedian(evidence.link_rates("in")))
-    is_small = size / rate <= LATENCIES * latency_s
-    if bandwidth_s > PORT_IDLE * evidence.transfer_s or not is_small:
+    is_small = size / rate <= MAX_LATENCIES * latency_s
+    if bandwidth_s > BYTES_SHARE * evidence.transfer_s or not is_small:
         return []
     share = evidence.share(evidence.transfer_s)
     headline = f"{calls:.0f} small exchanges take {share}"
-    text = (
-        f"{calls:.0f} exchanges of {bytes_text(size)} each take {seconds_text(evidence.transfer_s)}, {share}, "
-        f"but their bytes need only {seconds_text(bandwidth_s)}: exchange more at once"
-    )
+    text = f"{calls:.0f} exchanges of {bytes_text(size)} each take {seconds_text(evidence.transfer_s)}, {share}, "
+    text += f"but their bytes need only {seconds_text(bandwidth_s)}: exchange more at once"
     facts = {"calls": calls, "bytes_per_call": size, "bandwidth_s": bandwidth_s, "latency_s": latency_s}
     return [Finding("latency-bound", evidence.transfer_s, headline, text, evidence.transfer_phase, facts=facts)]
 
 
 def exchange_calls(evidence: Evidence) -> tuple[float, float]:
     """(exchanges a step, their mean bytes) on the rank that makes most, without those of single numbers."""
-    counts = []
-    sizes = []
+    found = []
     for trace in evidence.run.ranks:
         records = trace.records[np.isin(trace.records["phase"], [INDEX[name] for name in EXCHANGE])]
         chosen = np.isin(records["step"], evidence.times.steps) & (records["bytes"] > ONE_NUMBER_BYTES)
-        counts.append(chosen.sum() / len(evidence.times.steps))
-        sizes.append(records["bytes"][chosen].mean() if chosen.any() else 0.0)
-    most = int(np.argmax(counts))
-    return float(counts[most]), float(sizes[most])
+        sizes = records["bytes"][chosen]
+        found.append((len(sizes) / len(evidence.times.steps), float(sizes.mean()) if len(sizes) else 0.0))
+    return max(found, key=lambda one: one[0])

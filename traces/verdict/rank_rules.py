@@ -2,7 +2,8 @@
 
 Each rule takes the evidence and returns its findings. Ranks are compared with the others in the same step; then the
 median over the steps is taken. So whatever slows all ranks cancels, and chance does not repeat. Pipeline stages differ
-by design: there a rank is compared with its stage, or with stages that have as many layers.
+by design: there a rank is compared with its stage, or with stages that have as many layers. A rank's place is its index
+in run.ranks.
 """
 
 import numpy as np
@@ -108,8 +109,8 @@ def _stands_out(ratio: np.ndarray) -> np.ndarray:
     usual = np.median(ratio, axis=0)
     # Two ranks differ only from each other.
     deviation = 1.4826 * np.median(np.abs(usual - np.median(usual))) if len(usual) > 2 else 0.0
-    enough = 1 + max(thresholds.SLOW - 1, thresholds.CHANCE * deviation)
-    return (usual >= enough) & ((ratio > 1 + (thresholds.SLOW - 1) / 2).mean(axis=0) >= thresholds.ALMOST_ALWAYS)
+    enough = 1 + max(thresholds.SLOW_RANK - 1, thresholds.SLOW_RANK_DEVIATIONS * deviation)
+    return (usual >= enough) & ((ratio > 1 + (thresholds.SLOW_RANK - 1) / 2).mean(axis=0) >= thresholds.ALMOST_ALWAYS)
 
 
 def _excess(evidence: Evidence, group: np.ndarray, slow: list[int]) -> np.ndarray:
@@ -141,10 +142,9 @@ def imbalance(evidence: Evidence) -> list[Finding]:
     heavy = medians > (longest + shortest) / 2
     lost_s = longest - float(medians.mean())
     apart = np.median(compute[:, heavy], axis=1) / np.median(compute[:, ~heavy], axis=1) if heavy.any() else np.ones(1)
-    is_steady = (apart > 1 + (thresholds.UNEVEN - 1) / 2).mean() >= thresholds.ALMOST_ALWAYS and np.median(
-        apart
-    ) >= thresholds.UNEVEN
-    if not is_steady or heavy.sum() < 2 or lost_s < thresholds.LEAST_SHARE * evidence.step_s:
+    half_way = 1 + (thresholds.UNEVEN - 1) / 2
+    is_even = np.median(apart) < thresholds.UNEVEN or (apart > half_way).mean() < thresholds.ALMOST_ALWAYS
+    if is_even or heavy.sum() < 2 or lost_s < thresholds.LEAST_SHARE * evidence.step_s:
         return []
     ranks = ", ".join(str(evidence.run.rank_numbers[place]) for place in evidence.workers[heavy])
     text = f"work is uneven: ranks {ranks} compute up to {seconds_text(longest)} a step, the fastest rank "
@@ -165,15 +165,11 @@ def with_equal_stages(evidence: Evidence) -> np.ndarray:
 
 
 def stalls(evidence: Evidence) -> list[Finding]:
-    """Find a rank that is held up now and then. Medians do not show it, but all wait for it in those steps.
-
-    Only regular steps count: others were traced because they were slow.
-    """
+    """Find a rank that is held up now and then. Only regular steps count: slow ones were traced for their length."""
     regular = evidence.regular
     steps = int(regular.sum())
     excess = np.zeros_like(evidence.own)
-    if steps:
-        excess[regular] = stall_seconds(evidence.own[regular], evidence.step_s)
+    excess[regular] = stall_seconds(evidence.own[regular], evidence.step_s)
     total = excess.sum(axis=0)
     count = (excess > 0).sum(axis=0)
     place = int(np.argmax(total))
@@ -191,11 +187,10 @@ def stalls(evidence: Evidence) -> list[Finding]:
     text = f"{who} stalls once in {every:.0f} steps for {seconds_text(length_s)}{f' in {phase}' if phase else ''}, "
     text += "and all wait for it: look for other processes on that host"
     facts = {"stalls": int(count[place]), "steps": steps, "stall_s": length_s}
-    if phase == "data":
-        headline = f"{who} waits now and then for its data, {seconds_text(length_s)}"
-        return [Finding("data", lost_s, headline, text, phase, node, rank, facts=facts)]
-    headline = f"{who} stalls now and then for {seconds_text(length_s)}"
-    return [Finding("straggler", lost_s, headline, text, phase, node, rank, facts=facts)]
+    kind = "data" if phase == "data" else "straggler"
+    what = "waits now and then for its data," if kind == "data" else "stalls now and then for"
+    headline = f"{who} {what} {seconds_text(length_s)}"
+    return [Finding(kind, lost_s, headline, text, phase, node, rank, facts=facts)]
 
 
 def stall_seconds(own: np.ndarray, step_s: float) -> np.ndarray:
@@ -206,7 +201,7 @@ def stall_seconds(own: np.ndarray, step_s: float) -> np.ndarray:
     excess = own - np.median(own, axis=0)
     excess = excess - (np.maximum(0.0, np.median(excess, axis=1, keepdims=True)) if own.shape[1] > 2 else 0.0)
     deviation = 1.4826 * np.median(np.abs(excess))
-    return np.where(excess > max(thresholds.STALL * step_s, thresholds.DEVIATIONS * deviation), excess, 0.0)
+    return np.where(excess > max(thresholds.STALL * step_s, thresholds.STALL_DEVIATIONS * deviation), excess, 0.0)
 
 
 def _stalled_phase(evidence: Evidence, place: int, stalled: np.ndarray) -> str | None:
@@ -254,6 +249,5 @@ def _late_data(evidence: Evidence, late: list[int], lost_s: float, typical_s: fl
     who = f"rank {rank} on {evidence.run.hosts[node]} waits" if len(late) == 1 else f"{evidence.run.hosts[node]} waits"
     headline = f"{who} {seconds_text(own_s)} a step for its data"
     text = f"{headline}, the others {seconds_text(typical_s)}: check that host's file system"
-    return Finding(
-        "data", lost_s, headline, text, "data", node, rank, facts={"data_s": own_s, "others_data_s": typical_s}
-    )
+    facts = {"data_s": own_s, "others_data_s": typical_s}
+    return Finding("data", lost_s, headline, text, "data", node, rank, facts=facts)

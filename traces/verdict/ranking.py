@@ -90,16 +90,6 @@ def speed_text(figures: dict, runs: list[dict]) -> str:
     )
 
 
-def spread_text(figures: dict, runs: list[dict]) -> str:
-    """The range of the rounds without a unit, "198 to 215"; "" for a single round."""
-    its = figures.get("rounds", [])
-    if same_batch(runs):
-        ends = [short_ms(end([one["step_ms"] for one in its])) for end in (min, max)] if its else []
-    else:
-        ends = [f"{end([one['tokens_per_s'] for one in its]):,.0f}" for end in (min, max)] if its else []
-    return " to ".join(ends)
-
-
 def verdict(runs: list[dict]) -> str:
     """One sentence: the fastest of several runs and by how much, or a tie; of one run, its speed."""
     ranked = from_slow_to_fast(runs)
@@ -143,11 +133,16 @@ def grounds(runs: list[dict]) -> str:
 
 def _overlaps(tied: list[dict], runs: list[dict]) -> str:
     best, *others = tied
+    is_ms = same_batch(runs)
     if all(max(slownesses(best, runs)) < min(slownesses(other, runs)) for other in others):
         return f"less than {LEAST_DIFFERENCE - 1:.0%} apart"
-    unit = "ms" if same_batch(runs) else "tokens/s"
+    spreads = []
+    for figures in tied[:MOST_NAMED]:
+        times = [one["step_ms"] for one in figures["rounds"]]
+        speeds = [one["tokens_per_s"] for one in figures["rounds"]]
+        spreads.append(" to ".join(short_ms(end(times)) if is_ms else f"{end(speeds):,.0f}" for end in (min, max)))
     slower = [figures["label"] for figures in reversed(from_slow_to_fast(runs)) if figures not in tied]
-    ends = f"they overlap ({', '.join(spread_text(figures, runs) for figures in tied[:MOST_NAMED])} {unit})"
+    ends = f"they overlap ({', '.join(spreads)} {'ms' if is_ms else 'tokens/s'})"
     return f"{ends}; {_listed(slower)} {'is' if len(slower) == 1 else 'are'} slower" if slower else ends
 
 
