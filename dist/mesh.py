@@ -1,4 +1,6 @@
-"""The mesh of ranks: tensor-parallel shards (parts), data-parallel replicas (copies) and pipeline stages.
+"""The mesh of ranks: data-parallel replicas, tensor-parallel shards and pipeline stages.
+
+Fields and trace headers call a replica "copy" and a shard "part".
 
 The ranks of a tensor-parallel group exchange in every layer, so they are neighbours: on one node if its ranks divide by
 their number. Replicas come next, and then stages, whose messages are the fewest (Narayanan et al. 2021). Neighbours
@@ -12,7 +14,7 @@ from dist.world import World, world_of
 
 @dataclass(frozen=True)
 class Mesh:
-    """tensor, data, pipeline: how many parts, copies and stages; part, copy, stage: this rank's.
+    """tensor, data, pipeline: how many shards, replicas and stages; part, copy, stage: this rank's.
 
     data_world: the ranks with the same model shard, one of each replica, in order: for strategies. model_world: the
     ranks of this replica. parts_world: the tp ranks of this stage and replica. stages_world: the stages of this tp rank
@@ -34,10 +36,11 @@ class Mesh:
     spans_nodes: bool
 
     def titles(self) -> list[str]:
-        """Return the place of each rank of the job, "copy 0 stage 2 part 1", without axes of size 1."""
+        """Return the place of each rank of the job, "replica 0 stage 2 shard 1", without axes of size 1."""
         counts = {"copy": self.data, "stage": self.pipeline, "part": self.tensor}
+        words = {"copy": "replica", "stage": "stage", "part": "shard"}
         several = [axis for axis, count in counts.items() if count > 1]
-        return [" ".join(f"{axis} {place[axis]}" for axis in several) for place in self.coordinates]
+        return [" ".join(f"{words[axis]} {place[axis]}" for axis in several) for place in self.coordinates]
 
     def close(self) -> None:
         """Free the groups' communicators; an MPI has some two thousand per process. Collective over the job."""
@@ -48,7 +51,7 @@ class Mesh:
 
 
 def make_mesh(world: World, tensor: int, pipeline: int) -> Mesh:
-    """Make the mesh of all ranks of the job, with `tensor` parts and `pipeline` stages. Collective."""
+    """Make the mesh of all ranks of the job, with `tensor` shards and `pipeline` stages. Collective."""
     coordinates = positions(world.places, tensor, pipeline)
     own = coordinates[world.rank]
 
@@ -62,7 +65,7 @@ def make_mesh(world: World, tensor: int, pipeline: int) -> Mesh:
 
     return Mesh(
         tensor, world.size // (tensor * pipeline), pipeline, own["part"], own["copy"], own["stage"],
-        # Without parts and stages the copies are the job, and stay in its order.
+        # Without shards and stages the replicas are the job, and stay in its order.
         data_world=world if tensor * pipeline == 1 else group("copy"),
         model_world=group("stage", "part"),
         parts_world=group("part"),
@@ -75,13 +78,13 @@ def make_mesh(world: World, tensor: int, pipeline: int) -> Mesh:
 def positions(places: list[dict], tensor: int, pipeline: int) -> list[dict]:
     """[{"rank", "copy", "part", "stage"}, ...] of every rank, by rank. places: World.places.
 
-    ValueError where the ranks do not divide so. Rank 0 is part 0 of stage 0 of copy 0.
+    ValueError where the ranks do not divide so. Rank 0 is shard 0 of stage 0 of replica 0.
     """
     ranks, group = len(places), tensor * pipeline
     if tensor < 1 or pipeline < 1 or ranks % group:
         raise ValueError(
-            f"{ranks} ranks for {tensor} parts x {pipeline} stages, expected a multiple of {group}: start as many, or "
-            "ask for fewer parts or stages"
+            f"{ranks} ranks for {tensor} shards x {pipeline} stages, expected a multiple of {group}: start as many, or "
+            "ask for fewer shards or stages"
         )
     order = sorted(places, key=lambda place: (place["node"], place["local_rank"])) if group > 1 else places
     if order[0]["rank"] != 0:

@@ -112,7 +112,7 @@ class Seats:
         ranks = len(self.cluster.placement)
         if ranks % (self.parts * self.stages):
             raise ValueError(
-                f"{ranks} ranks for {self.parts} parts x {self.stages} stages, expected a multiple of "
+                f"{ranks} ranks for {self.parts} shards x {self.stages} stages, expected a multiple of "
                 f"{self.parts * self.stages}: describe as many, or cut the model otherwise"
             )
 

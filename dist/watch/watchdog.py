@@ -45,7 +45,7 @@ class Watchdog:
     folder: where the nodes see each other, on a file system that they share. phases: all names; meetings: those in
     which ranks wait for each other, and which all of them come to equally often. after_s: how long they may wait.
     ends_job: whether a longer wait ends the job; else it prints a line on stderr. waits: phases in which a rank waits
-    for some others. titles: of each rank, what is said of it beside its host: "stage 2 part 1". is_asked: whether
+    for some others. titles: of each rank, what is said of it beside its host: "stage 2 shard 1". is_asked: whether
     SIGTERM has come to this rank; called by the thread.
     """
 

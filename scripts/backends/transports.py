@@ -55,7 +55,7 @@ def choose_transport(kinds: list[type[Strategy]], settings, ranks: int, found: O
         raise UserError(f"--transport gpu-aware: {found.no_gpu_aware}: load one that is, or use --transport host")
     if settings.overlap and is_cut(settings) and (requested == "nccl" or not kind.traits.overlaps):
         raise UserError(
-            f"--overlap with --strategy {kind.name} over NCCL, where ranks share a model: sums over its parts and "
+            f"--overlap with --strategy {kind.name} over NCCL, where ranks share a model: sums over its shards and "
             "exchanges on two streams may wait for each other: leave --overlap out, or use --transport host and one of "
             f"{overlapping()}"
         )

@@ -146,7 +146,7 @@ def test_ranks_are_placed_as_a_run_places_them(placement, parts, stages):
 
 
 def test_ranks_that_do_not_divide():
-    with pytest.raises(ValueError, match="6 ranks for 2 parts x 2 stages, expected a multiple of 4"):
+    with pytest.raises(ValueError, match="6 ranks for 2 shards x 2 stages, expected a multiple of 4"):
         seats([0] * 6, 2, 2)
 
 

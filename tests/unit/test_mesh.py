@@ -53,7 +53,7 @@ def test_each_place_has_one_rank(nodes, tensor, pipeline):
 
 
 @pytest.mark.parametrize(
-    ("tensor", "pipeline", "last"), [(2, 2, "copy 1 stage 1 part 1"), (1, 8, "stage 7"), (8, 1, "part 7")]
+    ("tensor", "pipeline", "last"), [(2, 2, "replica 1 stage 1 shard 1"), (1, 8, "stage 7"), (8, 1, "shard 7")]
 )
 def test_ranks_are_called_by_what_there_are_several_of(tensor, pipeline, last):
     nobody, coordinates = (None,) * 4, positions(places([0] * 8), tensor, pipeline)
@@ -65,7 +65,7 @@ def test_ranks_are_called_by_what_there_are_several_of(tensor, pipeline, last):
 @pytest.mark.parametrize(("ranks", "tensor", "pipeline"), [(6, 4, 1), (6, 2, 2), (1, 2, 1), (4, 0, 1)])
 def test_ranks_that_do_not_divide(ranks, tensor, pipeline):
     with pytest.raises(
-        ValueError, match=f"{ranks} ranks for {tensor} parts x {pipeline} stages, expected a multiple of"
+        ValueError, match=f"{ranks} ranks for {tensor} shards x {pipeline} stages, expected a multiple of"
     ):
         positions(places([0] * ranks), tensor, pipeline)
 

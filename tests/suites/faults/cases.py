@@ -84,7 +84,7 @@ CASES = {
                          line=r"rank 1 on \S+ \(stage 1\) has been in no phase"),
     "part-killed": Case("a part of a model's tensors is killed (SIGKILL)", provoke=killed, strategy=PARTS),
     "part-sleeps": Case("a part hangs in Python", inside=f"sleep:{IN_RANK}", within_s=10, strategy=PARTS,
-                        line=r"rank 1 on \S+ \(part 1\) has been in no phase"),
+                        line=r"rank 1 on \S+ \(\w+ 1\) has been in no phase"),
     "cable": Case("a host's cable is cut", provoke=lambda scene: scene.cluster.cut_cable(VICTIM), by_launcher=True),
     "host": Case("a host dies", provoke=kill_host, by_launcher=True),
     "launcher": Case("the launcher is killed (SIGKILL)", by_launcher=True,
