@@ -43,7 +43,7 @@ class Diagnosis:
     evidence: Evidence
 
     def answer(self, advice: list[dict], model: dict | None = None) -> dict:
-        """The object that scripts/diagnose.py --json prints; times in seconds, rates in bytes/s.
+        """Return the object that scripts/diagnose.py --json prints; times in seconds, rates in bytes/s.
 
         advice: [{"strategy", "predicted_step_s", "speedup", "range_s", "compared"}, ...], the shortest step first.
         compared: "faster", "slower" or "no clear winner". model: the grounds of these predictions; "reason": why there
@@ -63,7 +63,7 @@ class Diagnosis:
         return {"verdict": self.verdict(advice, model), "bottleneck": bottleneck, "evidence": numbers, "advice": advice}
 
     def verdict(self, advice: list[dict], model: dict | None = None) -> str:
-        """One sentence: the finding, what another strategy would take, and what is uncertain."""
+        """Say in one sentence: the finding, what another strategy would take, and what is uncertain."""
         sentence = self.finding.sentence
         if self.finding.kind in NETWORK_KINDS:
             sentence += self._about_others(advice, model or {})
@@ -72,7 +72,7 @@ class Diagnosis:
         return sentence
 
     def _about_others(self, advice: list[dict], model: dict) -> str:
-        """What the best other strategy would take; "" unless one may be faster by WORTH_SAYING."""
+        """Say what the best other strategy would take; "" unless one may be faster by WORTH_SAYING."""
         if model.get("predicted_exchange_s") is not None and model["reason"] is not None:
             return "; the cost model does not explain it, so no other strategy is advised"
         step_s = self.evidence.step_s
@@ -97,7 +97,7 @@ def find_bottleneck(run: Run, times: StepTimes, predicted: PredictedExchange | N
 
 
 def _shape(evidence: Evidence, faults: list[Finding]) -> list[Finding]:
-    """The first shape that applies, in a list; [] if none does.
+    """Return the first shape that applies, in a list; [] if none does.
 
     None does if computing takes longer than exchanging. With a slow port, which makes any exchange long, the run does
     not show what the exchange would be like without it.
@@ -108,7 +108,7 @@ def _shape(evidence: Evidence, faults: list[Finding]) -> list[Finding]:
 
 
 def compute_or_none(evidence: Evidence) -> Finding:
-    """The finding of a run in which no rule found anything."""
+    """Return the finding of a run in which no rule found anything."""
     seconds = evidence.compute_s
     if seconds < COMPUTE_BOUND * evidence.step_s:
         shares = {name: float(np.median(evidence.phase(name).mean(axis=1))) / evidence.step_s for name in PHASES}

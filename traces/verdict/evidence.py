@@ -74,7 +74,7 @@ class Evidence:
         }
 
     def link_rates(self, way: str) -> np.ndarray:
-        """(M,) bytes/s from `links`; nan for a node without a link."""
+        """Return (M,) bytes/s from `links`; nan for a node without a link."""
         links = [self.links.get(node) for node in self.run.nodes]
         return np.array([link[way] if link else np.nan for link in links])
 
@@ -84,11 +84,11 @@ class Evidence:
         return float(np.median(self.times.step_seconds))
 
     def share(self, seconds: float) -> str:
-        """ "66% of the step"."""
+        """Return a text like "66% of the step"."""
         return f"{min(1.0, seconds / self.step_s):.0%} of the step"
 
     def phase(self, *names: str) -> np.ndarray:
-        """(S, R) seconds."""
+        """Return (S, R) seconds of these phases together."""
         return self.times.phase(*names)
 
     @cached_property
@@ -169,7 +169,7 @@ class Evidence:
         return found + check_sums(self.run, self.times, UNEXPLAINED)
 
     def _link_doubts(self) -> list[str]:
-        """Reasons to doubt the links' rates."""
+        """Return reasons to doubt the links' rates."""
         start = self.run.start_links
         end = self.run.end_links
         if not start:
@@ -189,7 +189,7 @@ class Evidence:
         return float(np.median(self.phase(*COMPUTE).max(axis=1)))
 
     def numbers(self) -> dict:
-        """The evidence as plain values for JSON; times in seconds, rates in bytes/s."""
+        """Return the evidence as plain values for JSON; times in seconds, rates in bytes/s."""
         ranks = len(self.run.ranks)
         return {
             "steps": len(self.times.steps),
@@ -216,7 +216,7 @@ class Evidence:
         return rows if mesh is None else [row | {"place": mesh.name(place)} for place, row in enumerate(rows)]
 
     def _node_rows(self) -> list[dict]:
-        """Each node's host, its link's rates, how much of them was used, and bytes a step."""
+        """Return each node's host, its link's rates, how much of them was used, and bytes a step."""
         traffic = self.traffic
         predicted = self.predicted
         links = list(self.links.values())
@@ -242,12 +242,12 @@ class Evidence:
 
 
 def _medians(names: Sequence, seconds: np.ndarray) -> dict[str, float]:
-    """{name: median over the steps}, where it is positive, from (S, names) seconds."""
+    """Return {name: median over the steps}, where it is positive, from (S, names) seconds."""
     return {str(name): float(s) for name, s in zip(names, np.median(seconds, axis=0), strict=True) if s > 0}
 
 
 def _quartiles(seconds: np.ndarray) -> list[dict[str, float]]:
-    """Each rank's median, low and high quartile over the steps, from (S, R) seconds."""
+    """Return each rank's median, low and high quartile over the steps, from (S, R) seconds."""
     quartiles = np.quantile(seconds, (0.5, 0.25, 0.75), axis=0).T.tolist()
     return [dict(zip(("median", "low", "high"), row, strict=True)) for row in quartiles]
 

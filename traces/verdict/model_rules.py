@@ -13,7 +13,7 @@ from traces.verdict.thresholds import BUBBLE, LEAST_SHARE, LONG_STAGE, STRUCTURE
 
 
 def stage_imbalance(evidence: Evidence) -> list[Finding]:
-    """One stage computes longer for a microbatch than the others, which wait for it each time."""
+    """Find a stage that computes longer for a microbatch than the others, which wait for it each time."""
     pipeline = evidence.pipeline
     if pipeline is None or pipeline.tau_s.max() < LONG_STAGE * pipeline.tau_s.mean():
         return []
@@ -34,7 +34,7 @@ def stage_imbalance(evidence: Evidence) -> list[Finding]:
 
 
 def _remedy(evidence: Evidence, stage: int, layers: tuple[int, ...] | None) -> str | None:
-    """What to do about the longest stage; None if nothing helps because its head or embedding alone is that long."""
+    """Say what to do about a long stage; None if nothing helps because its head or embedding alone is that long."""
     work = stage_work(evidence.pipeline)
     if work is None:
         return "give it fewer layers with --pipeline-layers"
@@ -47,7 +47,7 @@ def _remedy(evidence: Evidence, stage: int, layers: tuple[int, ...] | None) -> s
 
 
 def pipeline_bubble(evidence: Evidence) -> list[Finding]:
-    """Stages wait at the beginning and the end of a step: there are too few microbatches for so many stages."""
+    """Find stages that wait at the beginning and the end of a step: too few microbatches for so many stages."""
     pipeline = evidence.pipeline
     if pipeline is None or pipeline.wait_s < BUBBLE * evidence.step_s:
         return []
@@ -63,7 +63,7 @@ def pipeline_bubble(evidence: Evidence) -> list[Finding]:
 
 
 def tensor_exchange(evidence: Evidence) -> list[Finding]:
-    """Sums over tensor-parallel shards take a large share of the step, not counting waiting for late shards."""
+    """Find sums over shards that take a large share of the step, not counting waiting for late shards."""
     if evidence.run.mesh is None or evidence.run.mesh.shards == 1:
         return []
     seconds = evidence.phase("tensor", "lend") - evidence.times.waiting_in("tensor", "lend")

@@ -15,7 +15,7 @@ PHASE_OF = {"in": "reduce", "out": "bcast"}  # through a server's port
 
 
 def slow_link(evidence: Evidence) -> list[Finding]:
-    """One node's port is slower than the others', and the exchange runs at its rate.
+    """Find a node's port that is slower than the others', so that the exchange runs at its rate.
 
     The probes before and after the run and the run's own traffic must agree (Evidence.links).
     """
@@ -33,7 +33,7 @@ def slow_link(evidence: Evidence) -> list[Finding]:
 
 
 def link_ratios(links: list[dict]) -> dict[str, np.ndarray]:
-    """{"in", "out"}: (M,) each node's rate over the usual rate of the others: the lower of their medians in and out.
+    """Return {"in", "out"}: (M,) each node's rate over the others' usual rate: the lower of their medians in and out.
 
     A probe that ends in a sender's buffers looks faster than any port and must not make the others look slow. With two
     nodes, one's out is the other's in, and the faster direction is the usual rate.
@@ -69,7 +69,7 @@ def _slow_link(evidence: Evidence, link: dict, slow: list[str], lost_s: float) -
 
 
 def _is_long(evidence: Evidence) -> bool:
-    """Whether the exchange may hold the step up."""
+    """Return whether the exchange may hold the step up."""
     return evidence.transfer_s >= LEAST_TRANSFER_SHARE * evidence.step_s
 
 
@@ -109,7 +109,7 @@ def server_hotspot(evidence: Evidence) -> list[Finding]:
 
 
 def _only_root(evidence: Evidence) -> int | None:
-    """The index of the rank that is the root of every reduce and bcast; None where there is no such rank."""
+    """Return the index of the rank that is the root of every reduce and bcast; None without such a rank."""
     roots = set()
     for trace in evidence.run.ranks:
         is_rooted = np.isin(trace.records["phase"], [INDEX["reduce"], INDEX["bcast"]])
@@ -161,7 +161,7 @@ def latency_bound(evidence: Evidence) -> list[Finding]:
 
 
 def exchange_calls(evidence: Evidence) -> tuple[float, float]:
-    """(exchanges a step, their mean bytes) on the rank that makes most, without those of single numbers."""
+    """Return (exchanges a step, their mean bytes) on the rank that makes most, without those of single numbers."""
     found = []
     for trace in evidence.run.ranks:
         records = trace.records[np.isin(trace.records["phase"], [INDEX[name] for name in EXCHANGE])]

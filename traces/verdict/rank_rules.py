@@ -16,7 +16,7 @@ from traces.verdict.evidence import Evidence, Finding
 
 
 def straggler(evidence: Evidence) -> list[Finding]:
-    """One rank, or the ranks of one node, compute longer than the others in almost every step."""
+    """Find one rank, or the ranks of one node, that compute longer than the others in almost every step."""
     groups = _slow_groups(evidence)
     run = evidence.run
     slow = [place for _, those in groups for place in those]
@@ -52,12 +52,12 @@ def _longest_phase(evidence: Evidence, place: int) -> str:
 
 
 def slow_ranks(evidence: Evidence) -> list[int]:
-    """Indices of the ranks that compute longer than the others, by the thresholds."""
+    """Return the indices of the ranks that compute longer than the others, by the thresholds."""
     return [place for _, slow in _slow_groups(evidence) for place in slow]
 
 
 def _slow_groups(evidence: Evidence) -> list[tuple[np.ndarray, list[int]]]:
-    """(workers with equal work, the slow ones of them): the ranks of each stage.
+    """Return (workers with equal work, the slow ones of them): the ranks of each stage.
 
     If none of these is slow, the ranks of all stages with as many layers: a whole stage may be slow.
     """
@@ -68,7 +68,7 @@ def _slow_groups(evidence: Evidence) -> list[tuple[np.ndarray, list[int]]]:
 
 
 def _alike_stages(evidence: Evidence) -> list[np.ndarray]:
-    """Groups of the workers of stages with as many layers, if there are FEWEST_ALIKE other such stages.
+    """Group the workers of stages with as many layers, if there are FEWEST_ALIKE other such stages.
 
     Of two stages, nobody knows which one is slow. The last stage is left out because it has the head, and the first one
     if its only forward sends the embedding.
@@ -84,7 +84,7 @@ def _alike_stages(evidence: Evidence) -> list[np.ndarray]:
 
 
 def _slow_among(evidence: Evidence, group: np.ndarray) -> list[int]:
-    """The slow ones of a group with equal work."""
+    """Return the slow ones of a group with equal work."""
     if len(group) < 2:
         return []
     ratio, excess = against_others(evidence.compute[:, group])
@@ -92,7 +92,7 @@ def _slow_among(evidence: Evidence, group: np.ndarray) -> list[int]:
 
 
 def _slow_across_stages(evidence: Evidence, group: np.ndarray) -> list[int]:
-    """The slow ones of several stages, if their shortest forwards are slow too.
+    """Return the slow ones of several stages, if their shortest forwards are slow too.
 
     Exchanging the first stage's embedding makes its backwards longer, and some of its forwards.
     """
@@ -105,7 +105,7 @@ def _slow_across_stages(evidence: Evidence, group: np.ndarray) -> list[int]:
 
 
 def _stands_out(ratio: np.ndarray) -> np.ndarray:
-    """(R,) bool from (S, R) ratios to the others: beyond chance, in almost every step."""
+    """Return (R,) bool from (S, R) ratios to the others: beyond chance, in almost every step."""
     usual = np.median(ratio, axis=0)
     # Two ranks differ only from each other.
     deviation = 1.4826 * np.median(np.abs(usual - np.median(usual))) if len(usual) > 2 else 0.0
@@ -114,7 +114,7 @@ def _stands_out(ratio: np.ndarray) -> np.ndarray:
 
 
 def _excess(evidence: Evidence, group: np.ndarray, slow: list[int]) -> np.ndarray:
-    """(S, slow) seconds by which the slow ones compute longer than the others of their group, in each step."""
+    """Return (S, slow) seconds by which the slow ones compute longer than the others of their group."""
     others = evidence.compute[:, [place for place in group if place not in slow]]
     return evidence.compute[:, slow] - np.median(others, axis=1, keepdims=True) if slow else evidence.compute[:, []]
 
@@ -156,7 +156,7 @@ def imbalance(evidence: Evidence) -> list[Finding]:
 
 
 def with_equal_stages(evidence: Evidence) -> np.ndarray:
-    """(S, W) seconds that the workers compute, scaled so that all stages have the mean stage's work."""
+    """Return (S, W) seconds that the workers compute, scaled so that all stages have the mean stage's work."""
     usual = [float(np.median(evidence.compute[:, group])) for group in evidence.alike]
     factor = np.ones(len(evidence.run.ranks))
     for group, seconds in zip(evidence.alike, usual, strict=True):
@@ -194,7 +194,7 @@ def stalls(evidence: Evidence) -> list[Finding]:
 
 
 def stall_seconds(own: np.ndarray, step_s: float) -> np.ndarray:
-    """(S, R) seconds by which a rank's own time in a step exceeds its median; 0 unless it is a stall.
+    """Return (S, R) seconds by which a rank's own time in a step exceeds its median; 0 unless it is a stall.
 
     Time that all ranks lose in the same step does not count.
     """
@@ -205,7 +205,7 @@ def stall_seconds(own: np.ndarray, step_s: float) -> np.ndarray:
 
 
 def _stalled_phase(evidence: Evidence, place: int, stalled: np.ndarray) -> str | None:
-    """The phase that is longer in the stalled steps; None where the stall is outside all phases."""
+    """Return the phase that is longer in the stalled steps; None where the stall is outside all phases."""
     longer = {
         name: float(np.mean(seconds[stalled]) - np.median(seconds))
         for name in ("data", *COMPUTE, *COPY)
