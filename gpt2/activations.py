@@ -20,7 +20,8 @@ def new_activations(
     """Allocate what forward of a batch of (B, T) tokens leaves for backward.
 
     `layers`: the activations of each layer. `inputs` (B * T, C): where the first layer's residual stream begins. In the
-    last stage also what the classifier needs. trains: False for a model that only runs forward.
+    last stage also what the classifier needs. trains: False for a model that only runs forward. Each LayerNorm (ln1,
+    ln2, lnf) has its input `residual`, its output `out`, and each row's `mean` and `rstd`.
     """
     N = B * T
     C = config.n_embd
@@ -35,33 +36,40 @@ def new_activations(
     def of_rows(*shape):
         return kernels.empty(shape, np.promote_types(dtype, np.float32))
 
+    def layernorm():
+        return SimpleNamespace(residual=new(N, C), out=operand(N, C), mean=of_rows(N), rstd=of_rows(N))
+
     def layer():
         return SimpleNamespace(
-            residual1=new(N, C), ln1=operand(N, C), ln1_mean=of_rows(N), ln1_rstd=of_rows(N),
-            qkv=operand(N, 3 * A), attention=operand(N, A), logsumexp=of_rows(B, shard.share_size(config.n_head), T),
-            residual2=new(N, C), ln2=operand(N, C), ln2_mean=of_rows(N), ln2_rstd=of_rows(N),
-            gelu=operand(N, F), gelu_saved=operand(N, F),
-        )  # fmt: skip
+            ln1=layernorm(),
+            qkv=operand(N, 3 * A),
+            attention=operand(N, A),
+            logsumexp=of_rows(B, shard.share_size(config.n_head), T),
+            ln2=layernorm(),
+            gelu=operand(N, F),
+            gelu_saved=operand(N, F),
+        )
 
     kept = SimpleNamespace(exponentials=None, row_scale=None)
     kept.layers = [layer() for _ in range(shard.first_layer, shard.stop_layer)]
     if shard.is_last:
-        kept.residual = new(N, C)
-        kept.lnf = operand(N, C)
-        kept.lnf_mean = of_rows(N)
-        kept.lnf_rstd = of_rows(N)
+        kept.lnf = layernorm()
         kept.losses = of_rows(N)
         if trains:
             kept.exponentials = operand(N, shard.share_size(config.padded_vocab_size))
             kept.row_scale = of_rows(N)
-    kept.inputs = kept.layers[0].residual1 if kept.layers else kept.residual
+    kept.inputs = kept.layers[0].ln1.residual if kept.layers else kept.lnf.residual
     return kept
 
 
 def new_scratch(
     kernels, config: GPT2Config, shard: ModelShard, B: int, T: int, dtype, trains: bool, branch=None
 ) -> SimpleNamespace:
-    """Allocate the arrays that all layers share. branch (B * T, C): memory for the branches; None allocates it."""
+    """Allocate the arrays that all layers share. branch (B * T, C): memory for the branches; None allocates it.
+
+    `branch`, `dbranch` and, without tensor parallelism, `dattention` are one memory, as are `dqkv` and `dfc`: each is
+    used up before the next is written.
+    """
     N = B * T
     C = config.n_embd
     A, F = widths(config, shard)
@@ -69,10 +77,9 @@ def new_scratch(
     s.branch = kernels.empty((N, C), dtype) if branch is None else branch
     s.branch_bias = kernels.empty((C,), dtype)
     if trains:
-        s.dbranch = s.branch  # forward has used its branch before backward begins
+        s.dbranch = s.branch
         s.dbranch_bias = kernels.empty((C,), dtype)
         s.dresidual = kernels.empty((N, C), dtype)
-        # The gradient of fc's output is used up before that of qkv's is made.
         operands = kernels.empty((N * max(3 * A, F),), kernels.operand_dtype or dtype)
         s.dqkv = operands[: N * 3 * A].reshape(N, 3 * A)
         s.dfc = operands[: N * F].reshape(N, F)

@@ -34,40 +34,37 @@ class TiedEmbedding:
         gradients_final(*self.layout.ranges[0])
 
     def classify(self, kept, targets, gradient_scale: float, trains: bool, **options) -> None:
-        """kept.losses (N,) = cross entropy of kept.lnf (N, C) @ wte.T against targets (B, T).
+        """kept.losses (N,) = cross entropy of kept.lnf.out (N, C) @ wte.T against targets (B, T).
 
         trains: also keep what classify_backward needs, with the gradient times gradient_scale.
         """
-        saved = (kept.exponentials, kept.row_scale) if trains else (None, None)
-        vocab_size = self.layout.config.vocab_size
+        exponentials = kept.exponentials if trains else None
+        row_scale = kept.row_scale if trains else None
         self.kernels.classifier_forward(
-            kept.losses,
-            *saved,
-            kept.lnf,
-            self.parameters.wte,
-            targets.reshape(-1),
-            vocab_size,
-            gradient_scale,
-            **options,
-        )
+            kept.losses, exponentials, row_scale, kept.lnf.out, self.parameters.wte, targets.reshape(-1),
+            self.layout.config.vocab_size, gradient_scale, **options,
+        )  # fmt: skip
 
     def classify_backward(self, dinputs, kept, accumulate: bool, gradients_final, **options) -> None:
-        """dinputs (N, C) = dlogits @ wte;  dwte = or += dlogits.T @ kept.lnf."""
-        saved = kept.exponentials, kept.row_scale, kept.lnf
+        """dinputs (N, C) = dlogits @ wte;  dwte = or += dlogits.T @ kept.lnf.out.
+
+        classify stored dlogits as kept.exponentials and kept.row_scale.
+        """
         self.kernels.classifier_backward(
-            dinputs, self.gradients.wte, *saved, self.parameters.wte, accumulate, **options
-        )
+            dinputs, self.gradients.wte, kept.exponentials, kept.row_scale, kept.lnf.out, self.parameters.wte,
+            accumulate, **options,
+        )  # fmt: skip
 
 
 class SparseEmbedding(TiedEmbedding):
     """A tied embedding whose two uses are exchanged separately: few rows are looked up, the classifier uses all.
 
-    lookup (dist/sparse_gradient.py) has the rows that a step looks up: `values` (rows, C), and `numbers(tokens)`, the
-    row of each token. If `has_parameters`, the values are the parameters once `await_parameters()` returns. The first
-    backward of a step calls
-    `begin_gradients()`; from then on they are the sparse embedding gradient, and gradients.wte has the classifier's
-    term alone. Hooks are given the layout's split ranges. The classifier comes last, block by block, so that a block's
-    exchange overlaps with the products of the others.
+    lookup (dist/sparse_gradient.py) has the rows that a step looks up. `lookup.values` (rows, C) has their parameters
+    during forward, from await_parameters() on, and their gradients, the sparse embedding gradient, from the first
+    backward's begin_gradients() on; gradients.wte has the classifier's term alone. `lookup.numbers(tokens)` is the row
+    of each token. Hooks are given the layout's split ranges, with the classifier's last, block by block, so that a
+    block's exchange overlaps with the products of the others. Without `lookup.has_parameters`, forward runs as in the
+    base class, on the whole wte.
     """
 
     def __init__(self, kernels, parameters: Parameters, gradients: Parameters | None, before_use, lookup):

@@ -6,15 +6,16 @@
         x = x + fcproj(gelu(fc(ln2(x))))
     loss = cross_entropy(lnf(x) @ wte.T, targets)
 
-x is the residual stream, and what a half block adds to it is a branch. One kernel adds a branch with its bias to the
-stream and computes the LayerNorm that follows. So a half block ends in the LayerNorm of the next one:
+x is the residual stream, and what a half block (attention or feed-forward) adds to it is a branch. One kernel adds a
+branch and its bias to the stream and computes the LayerNorm of the sum:
 
     residual = stream + branch + branch_bias;    out = LayerNorm(residual)
 
-Backward needs the residual of every half block. Its gradient, dresidual, is one array that all layers add to.
+So the loop postpones each addition: _attention and _feed_forward return their branch, and the next _normalize adds it.
+Backward needs every residual. Their gradient, dresidual, is one array that all layers add to.
 
-Short names: k is the kernel set, p all parameters, s arrays that layers share; a, w and d are one layer's activations,
-parameters and gradients.
+Short names: k is the kernel set, p and g are all parameters and gradients, s is the scratch arrays that layers share;
+a, w and d are one layer's activations, parameters and gradients. Kernels take their outputs first.
 Shapes: B sequences of T positions, N = B T rows, C channels.
 """
 
@@ -58,9 +59,9 @@ class GPT2:
         self.heads = self.shard.share_size(self.config.n_head)
         self.batch_size = batch_size
         self.sequence_length = sequence_length
-        kind = self.config, self.shard, batch_size, sequence_length, parameters.flat.dtype, gradients is not None
-        self.kept = [new_activations(kernels, *kind) for _ in range(in_flight)]
-        self.scratch = new_scratch(kernels, *kind, branch)
+        sizes = self.config, self.shard, batch_size, sequence_length, parameters.flat.dtype, gradients is not None
+        self.kept = [new_activations(kernels, *sizes) for _ in range(in_flight)]
+        self.scratch = new_scratch(kernels, *sizes, branch)
         if lookup is None:
             self.embedding = TiedEmbedding(kernels, parameters, gradients, before_use)
         else:
@@ -76,6 +77,7 @@ class GPT2:
         """Return the sum of the losses of tokens (B, T) against targets (B, T); keep in the slot what backward needs.
 
         gradient_scale is 1 / (tokens of the global batch), so gradients of all ranks and microbatches simply add up.
+        The slot refers to `tokens`: do not change them before backward.
         """
         kept = self.kept[slot]
         self._transform(tokens, kept)
@@ -91,7 +93,7 @@ class GPT2:
         return kept.losses.reshape(tokens.shape)
 
     def _transform(self, tokens, kept):
-        """Run embedding, layers and final LayerNorm: kept.lnf (N, C) = the classifier's inputs."""
+        """Run embedding, layers and final LayerNorm: kept.lnf.out (N, C) = the classifier's inputs."""
         layout = self.parameters.layout
         kept.tokens = tokens
         self.embedding.embed(kept.inputs, tokens)
@@ -99,35 +101,36 @@ class GPT2:
         branch = None
         for bounds, a, w in zip(layout.layer_ranges, kept.layers, self.parameters.layers, strict=True):
             self.before_use(*bounds)
-            first = a.residual1, a.ln1, a.ln1_mean, a.ln1_rstd
-            self._normalize(*first, stream, branch, self.scratch.branch_bias, w.ln1_weight, w.ln1_bias)
+            self._normalize(a.ln1, stream, branch, self.scratch.branch_bias, w.ln1_weight, w.ln1_bias)
             branch = self._attention(tokens.shape, a, w)
-            second = a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd
-            self._normalize(*second, a.residual1, branch, w.attproj_bias, w.ln2_weight, w.ln2_bias)
+            self._normalize(a.ln2, a.ln1.residual, branch, w.attproj_bias, w.ln2_weight, w.ln2_bias)
             branch = self._feed_forward(a, w)
             self.scratch.branch_bias[:] = w.fcproj_bias  # a copy: zero-3 may free the layer's parameters before its use
-            stream = a.residual2
+            stream = a.ln2.residual
         self._finish(kept, stream, branch)
 
     def _finish(self, kept, stream, branch):
         """Apply the final LayerNorm."""
         p = self.parameters
         self.before_use(*p.layout.ranges[-1])
-        last = kept.residual, kept.lnf, kept.lnf_mean, kept.lnf_rstd
-        self._normalize(*last, stream, branch, self.scratch.branch_bias, p.lnf_weight, p.lnf_bias)
+        self._normalize(kept.lnf, stream, branch, self.scratch.branch_bias, p.lnf_weight, p.lnf_bias)
 
-    def _normalize(self, residual, out, mean, rstd, stream, branch, branch_bias, weight, bias):
-        """residual = stream + branch + branch_bias;  out = LayerNorm(residual).  The first layer has no branch."""
+    def _normalize(self, norm, stream, branch, branch_bias, weight, bias):
+        """norm.residual = stream + branch + branch_bias;  norm.out = LayerNorm(norm.residual).
+
+        The first layer has no branch (None); its stream is norm.residual already.
+        """
         if branch is None:
-            self.kernels.layernorm_forward(out, mean, rstd, stream, weight, bias)
+            self.kernels.layernorm_forward(norm.out, norm.mean, norm.rstd, stream, weight, bias)
         else:
-            sums = residual, out, mean, rstd, stream, branch, branch_bias
-            self.kernels.residual_layernorm_forward(*sums, weight, bias)
+            self.kernels.residual_layernorm_forward(
+                norm.residual, norm.out, norm.mean, norm.rstd, stream, branch, branch_bias, weight, bias
+            )
 
     def _attention(self, shape, a, w):
         """Return the branch (N, C) = attproj(attention(qkv(ln1))), without attproj's bias."""
         k = self.kernels
-        k.linear_forward(a.qkv, a.ln1, w.qkv_weight, w.qkv_bias)
+        k.linear_forward(a.qkv, a.ln1.out, w.qkv_weight, w.qkv_bias)
         k.attention_forward(a.attention.reshape(*shape, -1), a.logsumexp, a.qkv.reshape(*shape, -1), self.heads)
         branch = self.scratch.branch
         k.linear_forward(branch, a.attention, w.attproj_weight, None)
@@ -135,7 +138,7 @@ class GPT2:
 
     def _feed_forward(self, a, w):
         """Return the branch (N, C) = fcproj(gelu(fc(ln2))), without fcproj's bias."""
-        self.kernels.linear_gelu_forward(a.gelu, a.gelu_saved, a.ln2, w.fc_weight, w.fc_bias)
+        self.kernels.linear_gelu_forward(a.gelu, a.gelu_saved, a.ln2.out, w.fc_weight, w.fc_bias)
         branch = self.scratch.branch
         self.kernels.linear_forward(branch, a.gelu, w.fcproj_weight, None)
         return self._sum_shards(branch)
@@ -166,25 +169,26 @@ class GPT2:
     def _head_backward(self, kept, accumulate, gradients_final):
         """Set dresidual to the gradient of the last residual."""
         p = self.parameters
-        d = self.gradients
+        g = self.gradients
         s = self.scratch
-        last_range = p.layout.ranges[-1]
+        final_norm = p.layout.ranges[-1]
         self.embedding.classify_backward(s.dbranch, kept, accumulate, gradients_final)
         s.dresidual[:] = 0.0
-        self.before_use(*last_range)
-        last = kept.residual, kept.lnf_mean, kept.lnf_rstd
-        self._normalize_backward(d.lnf_weight, d.lnf_bias, *last, p.lnf_weight, accumulate)
-        gradients_final(*last_range)
+        self.before_use(*final_norm)
+        self._normalize_backward(g.lnf_weight, g.lnf_bias, kept.lnf, p.lnf_weight, accumulate)
+        gradients_final(*final_norm)
 
     def _feed_forward_backward(self, a, w, d, accumulate):
-        """dresidual += the gradient through fcproj(gelu(fc(ln2))) and ln2."""
+        """dresidual += the gradient through fcproj(gelu(fc(ln2))) and ln2.
+
+        dresidual is also the gradient of the branch, as the branch is added to the stream.
+        """
         k = self.kernels
         s = self.scratch
         self._branch_bias_backward(d.fcproj_bias, accumulate)
         k.gelu_linear_backward(s.dfc, d.fcproj_weight, s.dresidual, a.gelu, a.gelu_saved, w.fcproj_weight, accumulate)
-        k.linear_backward(s.dbranch, d.fc_weight, d.fc_bias, s.dfc, a.ln2, w.fc_weight, accumulate)
-        second = a.residual2, a.ln2_mean, a.ln2_rstd
-        self._normalize_backward(d.ln2_weight, d.ln2_bias, *second, w.ln2_weight, accumulate)
+        k.linear_backward(s.dbranch, d.fc_weight, d.fc_bias, s.dfc, a.ln2.out, w.fc_weight, accumulate)
+        self._normalize_backward(d.ln2_weight, d.ln2_bias, a.ln2, w.ln2_weight, accumulate)
 
     def _attention_backward(self, a, w, d, shape, accumulate):
         """dresidual += the gradient through attproj(attention(qkv(ln1))) and ln1."""
@@ -196,20 +200,20 @@ class GPT2:
             s.dqkv.reshape(*shape, -1), s.dattention.reshape(*shape, -1), a.qkv.reshape(*shape, -1),
             a.attention.reshape(*shape, -1), a.logsumexp, self.heads,
         )  # fmt: skip
-        k.linear_backward(s.dbranch, d.qkv_weight, d.qkv_bias, s.dqkv, a.ln1, w.qkv_weight, accumulate)
-        first = a.residual1, a.ln1_mean, a.ln1_rstd
-        self._normalize_backward(d.ln1_weight, d.ln1_bias, *first, w.ln1_weight, accumulate)
+        k.linear_backward(s.dbranch, d.qkv_weight, d.qkv_bias, s.dqkv, a.ln1.out, w.qkv_weight, accumulate)
+        self._normalize_backward(d.ln1_weight, d.ln1_bias, a.ln1, w.ln1_weight, accumulate)
 
-    def _normalize_backward(self, dweight, dbias, residual, mean, rstd, weight, accumulate):
+    def _normalize_backward(self, dweight, dbias, norm, weight, accumulate):
         """dresidual += the gradient through a LayerNorm whose output has gradient dbranch.
 
-        dbranch_bias (C,) = its column sums: the gradient of the bias of the branch before. It is written to the
-        gradients later, as those of the layer before may have no room yet (zero-2, zero-3).
+        dbranch_bias (C,) = the column sums of dresidual: the gradient of the bias that this LayerNorm's residual added.
+        The half block below stores it first thing (_branch_bias_backward), since the gradients of its layer may have no
+        room yet (zero-2, zero-3).
         """
         s = self.scratch
         self.kernels.layernorm_backward(
             s.dresidual, dweight, dbias, s.dbranch_bias, self._sum_shards(s.dbranch),
-            residual, mean, rstd, weight, accumulate,
+            norm.residual, norm.mean, norm.rstd, weight, accumulate,
         )  # fmt: skip
 
     def _branch_bias_backward(self, dbias, accumulate):

@@ -205,7 +205,7 @@ def test_activations_are_counted(layers, parts, in_flight, dtype, operand_bytes)
         parameters = Parameters.zeros(layout)
         group = shared if parts > 1 else ONE_SHARD
         model = ParallelGPT2(counting, parameters, parameters, 2, 5, group, in_flight=in_flight)
-        assert {layer.ln1.itemsize for layer in model.kept[0].layers} <= {operand_bytes}
+        assert {layer.ln1.out.itemsize for layer in model.kept[0].layers} <= {operand_bytes}
         assert sum(counted) == activation_bytes(CONFIG, 2, 5, shard, in_flight, operand_bytes)
 
 
