@@ -20,11 +20,12 @@ BLOCK = (128,)
 def attention_forward(device, out, logsumexp, qkv, head_count, first=None):
     """out (B, T, C); logsumexp (B, H, T) float32, kept for backward; qkv (B, T, 3C): queries, keys, values.
 
-    first: compute only the rows from this position on; None for all. Earlier rows of the outputs may be overwritten.
     With `first` our own kernel runs: a growing text has a new T each time, and cuDNN takes seconds to plan each shape.
     """
     arguments = out, logsumexp, qkv, head_count
-    ours = partial(_own_forward, device, *arguments, first or 0)
+    ours = partial(
+        _launch, device, "attention", "forward", 1, KEYS, (out, logsumexp, qkv), out.shape, head_count, first or 0
+    )
     if device.cudnn_attention is None or first is not None:
         return ours()
     return device.faster_of("attention", out, partial(device.cudnn_attention.forward, *arguments), ours)
@@ -37,11 +38,6 @@ def attention_backward(device, dqkv, dout, qkv, out, logsumexp, head_count):
     if device.cudnn_attention is None:
         return ours()
     return device.faster_of("attention backward", dqkv, partial(device.cudnn_attention.backward, *arguments), ours)
-
-
-def _own_forward(device, out, logsumexp, qkv, head_count, first):
-    """Run our own forward kernel from the tile that contains row `first`."""
-    _launch(device, "attention", "forward", 1, KEYS, (out, logsumexp, qkv), out.shape, head_count, first)
 
 
 def _own_backward(device, dqkv, dout, qkv, out, logsumexp, head_count):

@@ -20,11 +20,8 @@ def classifier_forward(
 ):
     """losses (N,) float32 of inputs (N, C) against host targets (N,), with wte (Vp, C).
 
-    exponentials (N, Vp) gets dlogits * scale; None if only the losses are wanted. The pad columns [V, Vp) take no
-    part, and get gradient 0.
-
-    With a vocabulary shard, wte has the rows from first_token on. tp_group.maximum(rows) and tp_group.sum(rows) combine
-    rows of all shards, and all shards get all losses. A maximum of N numbers and a sum of 2 N are exchanged.
+    exponentials (N, Vp) gets dlogits * scale; None if only the losses are wanted. Shards of the vocabulary exchange a
+    maximum of N numbers and a sum of 2 N.
     """
     if exponentials is not None:
         device.spare = None
@@ -74,10 +71,7 @@ def _logits(device, logits, inputs, wte):
 
 
 def cross_entropy(device, losses, logits, targets, vocab_size, scale, with_gradient):
-    """losses (N,) float32 of logits (N, Vp) against device targets (N,); with_gradient: logits = dlogits * scale.
-
-    The pad columns [V, Vp) take no part, and get gradient 0.
-    """
+    """losses (N,) float32 of logits (N, Vp) against device targets (N,); with_gradient: logits = dlogits * scale."""
     arguments = (losses, logits, targets, *int32(vocab_size, logits.shape[1]), np.float32(scale))
     _launch_rows(device, "cross_entropy", logits, (*arguments, np.int32(with_gradient)))
 

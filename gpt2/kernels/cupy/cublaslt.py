@@ -80,12 +80,6 @@ class CublasLt:
         version.argtypes, version.restype = [], SIZE  # the number itself, no status
         self.version = int(version())
 
-    def new_handle(self) -> ctypes.c_void_p:
-        """Return a handle for the current GPU."""
-        handle = ctypes.c_void_p()
-        self.cublasLtCreate(ctypes.byref(handle))
-        return handle
-
     def layout(self, data_type: int, rows: int, columns: int, leading: int) -> "Described":
         return Described(self, "MatrixLayout", data_type, rows, columns, leading)
 

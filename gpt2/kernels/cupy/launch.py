@@ -17,7 +17,8 @@
     cudnn_attention                      cuDNN's attention, or None
 
 Arrays are C-contiguous. Unless stated otherwise, the arrays of a call are all float32 or all bfloat16. Except in adamw
-and sum_of_squares, they start at multiples of 16 bytes. Shapes as in gpt2/kernels/__init__.py.
+and sum_of_squares, they start at multiples of 16 bytes. Shapes as in gpt2/kernels/__init__.py; arguments mean what they
+mean in gpt2/kernels/numpy, whose docstrings say more.
 """
 
 import math
@@ -40,11 +41,7 @@ WARPS_AT_ONCE = 32  # warps of LayerNorm's backward for which a multiprocessor h
 
 
 def embedding_forward(device, out, tokens, wte, wpe, first_token=0):
-    """out[b, t] = wte[tokens[b, t]] + wpe[t].  out (B, T, C), host tokens (B, T), wte (Vp, C), wpe (context, C).
-
-    With a vocabulary shard, whose rows begin at first_token, out is this shard's term of the sum over shards: other
-    shards' tokens count 0, and wpe is None if another tp rank adds it.
-    """
+    """out[b, t] = wte[tokens[b, t]] + wpe[t].  out (B, T, C), host tokens (B, T), wte (Vp, C), wpe (context, C)."""
     B, T, C = out.shape
     arguments = (out, device.upload("tokens", tokens - first_token), wte, wpe, *int32(len(wte), B * T, T, C))
     device.launch("embedding", storage(out), "embedding_forward", _grid(out), (THREADS,), arguments)
@@ -53,8 +50,7 @@ def embedding_forward(device, out, tokens, wte, wpe, first_token=0):
 def embedding_backward(device, dwte, dwpe, dout, tokens, accumulate, first_token=0):
     """dwte[token] += the sum of dout (B, T, C) over the token's positions; dwpe[t] = or += the sum over b.
 
-    dwte is always added to: the tied head's gradient is written first. The host sorts tokens while the device is busy
-    with backward's earlier kernels. Vocabulary shards as in embedding_forward.
+    The host sorts tokens while the device is busy with backward's earlier kernels.
     """
     B, T, C = dout.shape
     order = np.argsort(tokens, axis=None, kind="stable")
@@ -74,10 +70,7 @@ def embedding_backward(device, dwte, dwpe, dout, tokens, accumulate, first_token
 
 
 def add(device, out, first, second, bias=None):
-    """out = first + second, all of one shape; or, with a bias (width,), out (N, width) = first + (second + bias).
-
-    Without a bias, out may be one of the two.
-    """
+    """out = first + second, all of one shape; or, with a bias (width,), out (N, width) = first + (second + bias)."""
     arguments = (out, first, second, bias, np.int64(out.size), np.int32(out.shape[-1]))
     device.launch("add", storage(out), "add", _grid(out), (THREADS,), arguments)
 
@@ -90,8 +83,7 @@ def layernorm_forward(device, out, mean, rstd, inputs, weight, bias):
 def residual_layernorm_forward(device, residual, out, mean, rstd, inputs, branch, branch_bias, weight, bias):
     """residual = inputs + (branch + branch_bias), out = LayerNorm(residual).
 
-    All (N, C) but mean, rstd (N,) float32 and branch_bias, weight, bias (C,). With None for residual, branch and its
-    bias: LayerNorm(inputs).
+    With None for residual, branch and its bias: LayerNorm(inputs).
     """
     N, C = inputs.shape
     warps, shared_bytes = _warps(C * inputs.itemsize)
@@ -104,10 +96,7 @@ def residual_layernorm_forward(device, residual, out, mean, rstd, inputs, branch
 def layernorm_backward(
     device, dinputs, dweight, dbias, column_sums, doutputs, inputs, mean, rstd, weight, accumulate
 ):  # fmt: skip
-    """dinputs (N, C) += the gradient, on top of the residual stream's; dweight, dbias (C,) = or +=.
-
-    column_sums (C,), unless None, = the column sums of dinputs afterwards: the gradient of branch_bias.
-    """
+    """dinputs (N, C) += the gradient, on top of the residual stream's; dweight, dbias (C,) = or +=."""
     N, C = dinputs.shape
     kinds = 2 if column_sums is None else 3
     blocks, warps, shared_bytes = _lasting_blocks(device, kinds * C * np.dtype(np.float32).itemsize)
@@ -152,9 +141,8 @@ def adamw(
     device, parameters, gradients, m, v, decaying, step, lr, beta1, beta2, eps, weight_decay, gradient_scale,
     master=None, first=0, rounding_seed=None,
 ):  # fmt: skip
-    """Update flat arrays of one length in place: all float32 except the gradients. `step` counts from 1.
+    """Update flat arrays of one length in place: all float32 except the gradients.
 
-    decaying: the ranges [(start, stop), ...] that weight decay applies to, in order.
     master: the float32 copy of bfloat16 parameters. It is updated, and rounded into them as round_parameters does.
     """
     root = math.sqrt((1.0 - beta2) / (1.0 - beta2**step))  # as derived in kernels/numpy/adamw.py

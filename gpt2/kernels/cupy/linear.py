@@ -31,10 +31,7 @@ def linear_backward(device, dinputs, dweight, dbias, doutputs, inputs, weight, a
 
 
 def gelu_linear_backward(device, dinputs, dweight, doutputs, inputs, saved, weight, accumulate):
-    """linear_backward through a linear_gelu_forward, whose `out` is `inputs`: dinputs is the gradient of `saved`.
-
-    The bias has no gradient here.
-    """
+    """linear_backward through a linear_gelu_forward, whose `out` is `inputs`: dinputs is the gradient of `saved`."""
 
     def in_epilogue():
         device.matmul(dinputs, doutputs, weight, dgelu_input=saved)

@@ -150,7 +150,9 @@ class Matmul:
 
     @cached_property
     def _handle(self):
-        return self._library.new_handle()
+        handle = ctypes.c_void_p()  # for the current GPU
+        self._library.cublasLtCreate(ctypes.byref(handle))
+        return handle
 
     def __call__(
         self, out, left, right, *, bias=None, gelu_input=None, dgelu_input=None, left_sums=None, accumulate=False
@@ -162,17 +164,15 @@ class Matmul:
         left, a bias gradient. NoAlgorithm: cuBLASLt has no algorithm for it.
         """
         recipe = make_recipe(out, left, right, _epilogue(bias, gelu_input, dgelu_input, left_sums))
-        plan = self.plans.get(recipe) or self._new_plan(recipe)
+        if recipe not in self.plans:
+            self.plans[recipe] = Plan(self._library, recipe, self._tf32, self._workspace.nbytes)
+        plan = self.plans[recipe]
         plan.set_pointers(
             address(left_sums if bias is None else bias), address(dgelu_input if gelu_input is None else gelu_input)
         )
         if plan.algorithm is None:
             self._choose(plan, out, left, right, accumulate)
         self._run(plan, plan.algorithm, out, left, right, accumulate)
-
-    def _new_plan(self, recipe):
-        plan = self.plans[recipe] = Plan(self._library, recipe, self._tf32, self._workspace.nbytes)
-        return plan
 
     def _choose(self, plan, out, left, right, accumulate):
         """Use the given algorithm, or time the candidates, on these operands. Trial runs never add to `out`."""
