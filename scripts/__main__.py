@@ -11,27 +11,26 @@ each file; gpt2-mpi COMMAND --help lists its flags.
 import ast
 import runpy
 import sys
-import time
 from difflib import get_close_matches
 from pathlib import Path
 
-from dist.console import USER_MISTAKE, open_console
+from dist.console import open_console
 from dist.probe.programs import RANKS, is_first
 from scripts.machine.host import version_of
+from scripts.settings.command_line import Parser
 
 NAME = "gpt2-mpi"
 FOLDER = Path(__file__).parent
-SPEAKING_S = 0.6  # what other processes of a job leave to the one that speaks
 
 
 def commands() -> dict[str, Path]:
-    """The programs by the names of their commands."""
+    """Return the programs by the names of their commands."""
     programs = [path for path in FOLDER.glob("*.py") if not path.name.startswith("__")]
     return {path.stem.replace("_", "-"): path for path in sorted(programs)}
 
 
 def overview() -> str:
-    """What --help prints."""
+    """Return the text that --help prints."""
     known = commands()
     width = max(map(len, known))
     lines = [f"  {name:<{width}}  {first_line(path)}" for name, path in known.items()]
@@ -39,24 +38,16 @@ def overview() -> str:
 
 
 def first_line(path: Path) -> str:
-    """What a program says of itself first."""
+    """Return the first line of a program's docstring."""
     return ast.get_docstring(ast.parse(path.read_text())).partition("\n")[0]
-
-
-def mistake(text: str) -> None:
-    """End with one line, of all processes of a job the first one's."""
-    if is_first(RANKS):
-        print(f"{NAME}: error: {text} (see {NAME} --help)", file=sys.stderr)
-    else:
-        time.sleep(SPEAKING_S)
-    raise SystemExit(USER_MISTAKE)
 
 
 def main() -> None:
     """Run the program that the command line names, as if it had been called by itself."""
     words = sys.argv[1:]
+    parser = Parser(prog=NAME)
     if not words:
-        mistake("a command is missing")
+        parser.error("a command is missing")
     name = words[0].removesuffix(".py").replace("_", "-")
     if words[0] in ("-h", "--help", "--version"):
         open_console()
@@ -65,7 +56,7 @@ def main() -> None:
         raise SystemExit(0)
     if name not in commands():
         close = get_close_matches(name, commands(), 1)
-        mistake(f"{words[0]!r} is no command" + (f": did you mean {close[0]}?" if close else ""))
+        parser.error(f"{words[0]!r} is no command" + (f": did you mean {close[0]}?" if close else ""))
     sys.argv = [f"{NAME} {name}", *words[1:]]
     runpy.run_module(f"{__package__}.{name.replace('-', '_')}", run_name="__main__")
 

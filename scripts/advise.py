@@ -34,7 +34,7 @@ from dist.wire import OPERATIONS, WIRE_BYTES
 from gpt2.config import PRESETS, preset_name
 from gpt2.files import as_json
 from gpt2.parameters import Layout
-from scripts.prediction.predictor import advice_sentence, advise, short_number
+from scripts.prediction.predictor import advice_sentence, as_rows, predicted_steps, short_number
 from scripts.prediction.replayed_run import advise_from_run
 from scripts.prediction.shapes import advise_shapes, shapes_sentence, shapes_table
 from scripts.prediction.workload import Workload, workload_of_run
@@ -62,7 +62,9 @@ def main():
         if arguments.from_run:
             report = advise_from_run(arguments.from_run, *overrides(arguments))
         else:
-            rows = advise(described_cluster(arguments), described_training(arguments), arguments.library or "mpich")
+            cluster = described_cluster(arguments)
+            training = described_training(arguments)
+            rows = as_rows(predicted_steps(cluster, training, arguments.library or "mpich"), cluster, training)
             report = {"strategies": rows, "notes": [], "advice": advice_sentence(rows)}
     except (ValueError, RunError) as error:
         print(f"advise.py: error: {error}", file=sys.stderr)

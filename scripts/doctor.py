@@ -85,7 +85,7 @@ def examine_together(facts: dict, settings, limit: TimeLimit) -> int:
     world = world_of(comm, comm.Split_type(COMM_TYPE_SHARED, key=comm.rank))
     sizes = {"size": world.size, "nodes": world.node_count, "local_size": world.local_size}
     facts["place"] = world.places[world.rank] | sizes
-    gather(facts, gpus.rank_sections(world.local_rank), limit)
+    gather(facts, {"own GPU": lambda: gpus.own_gpu(world.local_rank)}, limit)
     if all(comm.allgather("packages" not in facts["errors"])):
         from scripts.checkup.together import measure
 

@@ -27,14 +27,17 @@ LAUNCH = re.compile(r"^(?:# )?(launch=\(.*# (.+))$", re.MULTILINE)
 def main(words: list[str] | None = None) -> int:
     """Print the script. Returns the exit status."""
     asked = parse(words)
-    script = with_python((FOLDER / f"{'sweep' if asked.sweep else 'train'}.sbatch").read_text(), sys.executable)
+    script = (FOLDER / f"{'sweep' if asked.sweep else 'train'}.sbatch").read_text()
+    line = f"python={shlex.quote(sys.executable)}"
+    script = re.sub(r"^python=\S+", lambda found: line, script, count=1, flags=re.MULTILINE)
     if not asked.sweep:
         mpirun = find_mpirun()
         family = mpi_family(tool_output(mpirun, "--version", limit_s=60) or "") if mpirun else None
         if family is None:
             say("job.py: no mpirun says which MPI this is: choose one of the script's launch lines", on_stderr=True)
         else:
-            script = with_launch(script, family + LAUNCHERS[asked.launcher or SRUN])
+            whose = family + LAUNCHERS[asked.launcher or SRUN]
+            script = LAUNCH.sub(lambda found: found[1] if found[2] == whose else f"# {found[1]}", script)
     print(script, end="", flush=True)  # not say: half a script on a full disk is a mistake
     return 0
 
@@ -47,16 +50,6 @@ def parse(words: list[str] | None):
     if asked.sweep and asked.launcher:
         parser.error("--launcher with --sweep, whose ranks start as its train.sbatch says: leave one of them out")
     return asked
-
-
-def with_python(script: str, python: str) -> str:
-    """Return the script with this Python in its block."""
-    return re.sub(r"^python=\S+", lambda found: f"python={shlex.quote(python)}", script, count=1, flags=re.MULTILINE)
-
-
-def with_launch(script: str, whose: str) -> str:
-    """Return the script with one of its launch lines on and the others off. whose: "MPICH", or "MPICH's mpirun"."""
-    return LAUNCH.sub(lambda found: found[1] if found[2] == whose else f"# {found[1]}", script)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 from dist.console import open_console
 from scripts.cluster.groups import Limits, kills_line, read_limits
-from scripts.cluster.hosts import Host, end_clusters, running_hosts
+from scripts.cluster.hosts import end_clusters, running_hosts
 from scripts.cluster.launch import mpirun_here, place_ranks, run_ranks
 from scripts.cluster.network import Port, connect, host_addresses, node_name, node_ports
 from scripts.cluster.program import check_command, check_machine, end_with, split_command
@@ -73,14 +73,9 @@ def run(arguments, command: list[str]) -> int:
         try:
             return run_ranks(head, nodes, placement, command)
         finally:
-            tell_kills(nodes)
-
-
-def tell_kills(nodes: list[Host]) -> None:
-    """Print a line for each host whose memory limit has killed a process; the launcher only reports the signal."""
-    for node in nodes:
-        if node.group and (line := kills_line(node.group)):
-            print(line, file=sys.stderr, flush=True)
+            for node in nodes:  # the launcher only reports the signal that killed a process
+                if node.group and (line := kills_line(node.group)):
+                    print(line, file=sys.stderr, flush=True)
 
 
 def down(arguments) -> int:

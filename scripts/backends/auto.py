@@ -60,7 +60,7 @@ class Form:
     overlap: bool
 
     def __str__(self):
-        return form_text(self.name, self.overlap)
+        return f"{self.name} with overlap" if self.overlap else self.name
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,6 @@ class AutoChoice:
     name: str
     overlap: bool
     why: str
-
-
-def form_text(name: str, overlap: bool) -> str:
-    return f"{name} with overlap" if overlap else name
 
 
 def surroundings(settings, job: World, links: list[dict]) -> dict:

@@ -22,13 +22,13 @@ from gpt2.formats import llmc
 from gpt2.model import GPT2, new_model
 from gpt2.optimizer import AdamW, AdamWSettings
 from gpt2.parameters import Layout
+from scripts.prediction.predictor import ONE_NODE_RATE
 from scripts.settings.split_embedding import expected_rows
 
 LAYER_FLOPS = 2e9  # that are timed: 0.05 s on a slow core
 WARM_UP_TOKENS = 8  # computed before, to load compiled loops and touch pages
 LAYER_VOCABULARY = 128  # small, as the head is not what is timed
 UPDATED = 1 << 20  # parameters whose update is timed
-ONE_NODE_RATE = 10e9  # bytes/s; on one node no port limits, but the model needs a number
 
 
 def timed_training(

@@ -1,7 +1,5 @@
 """A node's GPUs, as the driver lists them, and the one that a rank would use; whether they fit the ranks."""
 
-from functools import partial
-
 from dist.probe.programs import LOCAL_RANKS, is_first, tool_output
 from scripts.checkup.facts import RankFacts, error_text, fact, variables
 from scripts.checkup.report import FAIL, NOTE, SLOW, Problem, bytes_text
@@ -65,11 +63,6 @@ def _chosen(local_rank: int, cupy) -> dict:
 
 
 SECTIONS = {"GPUs": gpus}
-
-
-def rank_sections(local_rank: int) -> dict:
-    """Return the section that needs the rank's place on its node."""
-    return {"own GPU": partial(own_gpu, local_rank)}
 
 
 def unused(ranks, model):

@@ -159,17 +159,14 @@ def parent_of(controller: str, limits: Limits, places=PLACES) -> Path:
         )
     for folder in around:
         with suppress(OSError):
-            if not offered(folder, limits.controllers):
+            offered = text_of(folder / "cgroup.subtree_control").split()
+            if not set(limits.controllers) <= set(offered):
                 (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in limits.controllers))
             return folder
     raise ClusterError(
         f"{FLAGS[controller]}: no control group from {around[0]} outwards may have limited groups in it: start this on "
         "the machine itself, not in a container"
     )
-
-
-def offered(folder: Path, controllers: list[str]) -> bool:
-    return set(controllers) <= set(text_of(folder / "cgroup.subtree_control").split())
 
 
 def is_version_2(folder: Path) -> bool:

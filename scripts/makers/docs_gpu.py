@@ -75,9 +75,12 @@ def speed_table(reports: list[dict]) -> str:
     upper = {"ms a step": ("step_s", 1e3, ".1f"), "thousand tokens/s": ("tokens_per_s", 1e-3, ".1f")}
     lower = {"MFU, %": ("mfu", 100, ".1f"), "memory, GB": ("memory_bytes", 1e-9, ".1f")}
     lines = []
+    short_names = [
+        name.removeprefix("torch.").removeprefix("PyTorch ").replace("gpt2-mpi", "ours") for name in NAMES.values()
+    ]
     for half in (upper, lower):
         lines.append(f"{'':19}{''.join(f'{heading:<38}' for heading in half)}".rstrip())
-        lines.append(f"{'':17}{''.join(f'{short_name(name):>9}' for _ in half for name in NAMES)}")
+        lines.append(f"{'':17}{''.join(f'{name:>9}' for _ in half for name in short_names)}")
         for report in reports:
             settings = report["settings"]
             row = f"{gpu_name(report)} {settings['model'].removeprefix('gpt2-')} B={settings['batch_size']}"
@@ -85,11 +88,6 @@ def speed_table(reports: list[dict]) -> str:
             lines.append(f"{row:17}{''.join(f'{text:>9}' for text in cells)}")
         lines.append("")
     return "\n".join(("```", *lines[:-1], "```"))  # the first line may begin with spaces
-
-
-def short_name(name: str) -> str:
-    """Return a contender's name for a narrow column."""
-    return NAMES[name].removeprefix("torch.").removeprefix("PyTorch ").replace("gpt2-mpi", "ours")
 
 
 def cell(contender: dict, key: str, factor: float, digits: str) -> str:

@@ -66,13 +66,9 @@ def in_one_package(files: dict[str, bytes]) -> dict[str, bytes]:
     moved[entries] = re.sub(r"= (?=scripts\.)", f"= {PACKAGE}.", moved[entries].decode()).encode()
     moved[f"{folder}/top_level.txt"] = f"{PACKAGE}\n".encode()
     del moved[record]
-    return moved | {record: record_of(moved, record).encode()}
-
-
-def record_of(files: dict[str, bytes], record: str) -> str:
-    hashes = {name: urlsafe_b64encode(sha256(content).digest()).rstrip(b"=") for name, content in files.items()}
-    lines = [f"{name},sha256={hashes[name].decode()},{len(content)}\n" for name, content in files.items()]
-    return "".join([*lines, f"{record},,\n"])
+    hashes = {name: urlsafe_b64encode(sha256(content).digest()).rstrip(b"=") for name, content in moved.items()}
+    lines = [f"{name},sha256={hashes[name].decode()},{len(content)}\n" for name, content in moved.items()]
+    return moved | {record: "".join([*lines, f"{record},,\n"]).encode()}
 
 
 def with_imports(source: str, name: str) -> str:

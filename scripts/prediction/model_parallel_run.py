@@ -14,10 +14,10 @@ from dist.cost.overlap import Training
 from gpt2.config import GPT2Config
 from scripts.prediction.calibration import Calibration, MeasuredStep
 from scripts.prediction.cut_step import CutStep
+from scripts.prediction.predictor import ONE_NODE_RATE
 from scripts.prediction.run_prediction import (
     NO_LINKS,
     ONE_NODE,
-    ONE_NODE_RATE,
     config_of,
     item_bytes,
     library_of,

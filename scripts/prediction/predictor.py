@@ -14,6 +14,7 @@ from dist.cost.overlap import Overlap, Training
 from dist.cost.stages import Stage
 from strategies import BASELINE, STRATEGIES, Strategy
 
+ONE_NODE_RATE = 10e9  # bytes/s; on one node no port limits anything, but the model needs a number
 ABOUT_EQUAL = 1.01  # steps within a percent
 
 
@@ -63,25 +64,24 @@ class PredictedStep:
 
 def predicted_exchange(kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> Prediction:
     """Predict the exchange. Raise UnknownChoice if the MPI library's algorithm or the messages are unknown."""
-    return predict(_messages_of(kind), cluster, *_of_vector(kind, training, library))
+    messages, vector = _messages_of(kind, training, library)
+    return predict(messages, cluster, *vector)
 
 
 def exchanged_stages(kind: type[Strategy], placement: list[int], training: Training, library: str) -> list[Stage]:
     """Return the messages between ranks on these nodes. Raise UnknownChoice like predicted_exchange."""
-    return message_schedule(_messages_of(kind), placement, *_of_vector(kind, training, library))[0]
+    messages, vector = _messages_of(kind, training, library)
+    return message_schedule(messages, placement, *vector)[0]
 
 
-def _messages_of(kind: type[Strategy]):
+def _messages_of(kind: type[Strategy], training: Training, library: str) -> tuple:
+    """Return (the strategy's messages, the arguments of message_schedule that describe the vector and the library)."""
     if kind.traits.messages is None:
         raise UnknownChoice(f"{kind.name} declares no messages")
-    return kind.traits.messages
-
-
-def _of_vector(kind: type[Strategy], training: Training, library: str) -> tuple:
-    """Return the arguments of message_schedule that describe the vector and the library."""
     item = kind.traits.item_bytes(training.item_bytes)
     size = training.parameters * item
-    return size, library, item, training.ranges, training.micro_steps, training.own_operation
+    vector = size, library, item, training.ranges, training.micro_steps, training.own_operation
+    return kind.traits.messages, vector
 
 
 def predicted_rows(kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> Prediction | None:
@@ -119,11 +119,6 @@ def predicted_steps(cluster: Cluster, training: Training, library: str, own: typ
     if len(cluster.placement) > 1:
         pairs += [(kind, server) for kind in kinds for server in kind.traits.servers[1:]]
     return [predicted_step(kind, cluster, training, library, server) for kind, server in pairs]
-
-
-def advise(cluster: Cluster, training: Training, library: str) -> list[dict]:
-    """Return the rows of all strategies."""
-    return as_rows(predicted_steps(cluster, training, library), cluster, training)
 
 
 def as_rows(steps: list[PredictedStep], cluster: Cluster, training: Training, factor: float = 1.0) -> list[dict]:
@@ -165,12 +160,8 @@ def best_of(rows: list[dict], step_s=best_step_s) -> dict:
     A strategy that exists only to save memory comes last among them; --strategy auto does not take it either.
     """
     equal = [row for row in rows if step_s(row) <= ABOUT_EQUAL * step_s(rows[0])]
-    return min(equal, key=lambda row: (_is_for_memory(row["strategy"]), row["memory_bytes"]))
-
-
-def _is_for_memory(name: str) -> bool:
-    kind = STRATEGIES.get(name.partition("/")[0])
-    return kind is not None and not kind.traits.auto
+    for_memory = {kind.name for kind in STRATEGIES.values() if not kind.traits.auto}
+    return min(equal, key=lambda row: (row["strategy"].partition("/")[0] in for_memory, row["memory_bytes"]))
 
 
 def advice_sentence(rows: list[dict]) -> str:

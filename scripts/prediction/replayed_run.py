@@ -18,6 +18,7 @@ from scripts.prediction.calibration import (
     measured_step,
 )
 from scripts.prediction.predictor import (
+    ONE_NODE_RATE,
     PredictedStep,
     advice_sentence,
     as_rows,
@@ -29,7 +30,6 @@ from scripts.prediction.predictor import (
 from scripts.prediction.run_prediction import (
     NO_LINKS,
     ONE_NODE,
-    ONE_NODE_RATE,
     measured_of,
     own_calibration,
     training_of,

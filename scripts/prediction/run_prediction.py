@@ -20,7 +20,6 @@ from traces.read.runs import Run
 from traces.verdict.evidence import Evidence, PredictedExchange
 
 ONE_NODE = "all its ranks are on one node, and the model knows links between nodes"
-ONE_NODE_RATE = 10e9  # on one node no port limits anything, but the model needs a number
 OTHER_PROGRAM = "it is a program of your own, whose exchange the model does not know"
 NO_LINKS = "config.json lacks its parameters, or the links of its nodes"
 

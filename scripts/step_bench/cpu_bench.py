@@ -13,13 +13,7 @@ from scripts.bench.table import FixedTable
 from scripts.bench.turns import in_turns
 from scripts.machine.blas import blas_text
 from scripts.machine.host import machine, versions
-from scripts.step_bench.process import (
-    TORCH_CONTENDERS,
-    ContenderProcess,
-    compare_steps,
-    contender_command,
-    selected,
-)  # fmt: skip
+from scripts.step_bench.process import TORCH_CONTENDERS, ContenderProcess, compare_steps, contender_command, selected
 from scripts.step_bench.products import least_flops
 
 SETTLE_S = 0.5  # the threads of BLAS and OpenMP spin on after a step, on the cores of the next contender

@@ -14,7 +14,7 @@ from gpt2.config import flops_per_token
 from scripts.bench.report import ReportFile
 from scripts.machine.gpu import peak_tflops
 from scripts.machine.host import machine, versions
-from scripts.step_bench.gpu_table import TABLE, failure_line, has_table, header, kernel_table, notes
+from scripts.step_bench.gpu_table import TABLE, failure_line, header, kernel_table, notes
 from scripts.step_bench.llmc import run_llmc
 from scripts.step_bench.process import (
     TORCH_CONTENDERS,
@@ -84,7 +84,7 @@ class GpuBench:
             for part, options in (("rates", rates), ("kernels", {})):
                 self._measure_part(ours, part, options)
         self._write()
-        if has_table(self.report):
+        if "kernels" in self.report and "rates" in self.report:
             print(kernel_table(self.report), flush=True)
 
     def _measure_part(self, ours: ContenderProcess, part: str, options) -> None:

@@ -26,11 +26,6 @@ TABLE = FixedTable(
 )
 
 
-def has_table(report: dict) -> bool:
-    """Return whether the report has everything that the table of kernels shows."""
-    return "kernels" in report and "rates" in report
-
-
 def header(report: dict) -> str:
     s = report["settings"]
     shape = f"{s['model']}, B={s['batch_size']} T={s['seq_len']}, {s['dtype']}, {report['machine']['GPU']}"

@@ -62,11 +62,7 @@ def _first(array, rows: int, columns: int):
 
 def _product(a, b, out):
     """Return the function that multiplies a and b, by BLAS with its own threads or by our kernels on `cores`."""
-    return lambda cores: np.matmul(a, b, out=out) if is_blas(cores) else cores.matmuls((a, b, out, None))
-
-
-def is_blas(cores) -> bool:
-    return cores.operand_dtype is None
+    return lambda cores: cores.matmuls((a, b, out, None)) if cores.operand_dtype else np.matmul(a, b, out=out)
 
 
 def _linear_backward(part, dy, x, weight, dweight, dx):

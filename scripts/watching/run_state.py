@@ -94,13 +94,10 @@ class Watcher:
             word = STALLED if stall else TRAINING if times.made else STARTING
         else:
             is_done = times.left in (0, None)  # None: another program, with an unknown number of steps
-            word = FINISHED if times.made and is_done and self._has_summary() else ENDED
+            word = FINISHED if times.made and is_done and (self.path / "summary.json").exists() else ENDED
         elapsed_s = times.elapsed_s()
         remaining_s = None if word in (FINISHED, ENDED) else times.remaining_s()
         return RunState(self.path, config, log, word, elapsed_s, remaining_s, stall, *self._measure(config))
-
-    def _has_summary(self) -> bool:
-        return (self.path / "summary.json").exists()
 
     def _lives(self) -> tuple[bool, Lock | None]:
         """Return whether a job trains into the folder, and its lock."""

@@ -3,17 +3,7 @@
 import shutil
 from pathlib import Path
 
-from scripts.makers.pages.page import (
-    FIGURES,
-    SCRIPTS,
-    Part,
-    fenced,
-    measured_on,
-    measured_with,
-    output_of,
-    read,
-    shown,
-)  # fmt: skip
+from scripts.makers.pages.page import FIGURES, SCRIPTS, Part, fenced, measured_on, measured_with, output_of, read, shown
 
 
 def first_run(part: Part, folder: Path) -> dict[str, str]:

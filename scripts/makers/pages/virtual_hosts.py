@@ -7,14 +7,7 @@ import numpy as np
 
 from gpt2.config import GPT2_VOCABULARY
 from gpt2.data.shards import write_shard
-from scripts.makers.pages.page import (
-    FIGURES,
-    Part,
-    fenced,
-    measured_on,
-    on_hosts,
-    read,
-)  # fmt: skip
+from scripts.makers.pages.page import FIGURES, Part, fenced, measured_on, on_hosts, read
 from scripts.training_bench.training_table import table
 from traces.plots import look, training_bars
 
