@@ -214,15 +214,12 @@ def initialize(parameters: Parameters, seed: int, filled=no_hook) -> None:
         if own:
             fill_up_to(own.start)
         if tensor.decays:
-            _draw(random, tensor, own, parameters, _deviation(layout.config, tensor.name))
+            is_projection = tensor.name.endswith("proj_weight")  # onto the residual stream
+            deviation = INITIAL_STD / math.sqrt(2 * layout.config.n_layer) if is_projection else INITIAL_STD
+            _draw(random, tensor, own, parameters, deviation)
         elif own and tensor.name.endswith("_weight"):
             parameters.view(own.name)[:] = 1.0
     fill_up_to(layout.size)
-
-
-def _deviation(config: GPT2Config, name: str) -> float:
-    """Return the standard deviation of a matrix's initial values."""
-    return INITIAL_STD / math.sqrt(2 * config.n_layer) if name.endswith("proj_weight") else INITIAL_STD
 
 
 def _draw(random, tensor: Tensor, own: Tensor | None, parameters: Parameters, deviation: float) -> None:

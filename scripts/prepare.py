@@ -33,9 +33,10 @@ from dist.console import open_console, say
 from gpt2.data.end_of_text import OF_THE_FILES, READ_AS_TEXT, SPLIT_HELP
 from gpt2.data.inputs import EMPTY, Input, InputChanged, bare_name, find_inputs
 from gpt2.data.shards import MAX_COUNT
+from gpt2.data.texts import document_start
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
-from scripts.preparation.batches import BATCH_CHARACTERS, batches, encoding_of, read_pieces, separator_of, tokenize
+from scripts.preparation.batches import BATCH_CHARACTERS, batches, encoding_of, read_pieces, tokenize
 from scripts.preparation.countdown import Countdown
 from scripts.preparation.manifest import (
     FORMAT,
@@ -123,7 +124,7 @@ def how_to_make(settings: argparse.Namespace) -> dict:
         "batch_characters": BATCH_CHARACTERS,
     }
     encoding = encoding_of(settings.tokenizer)
-    separator = separator_of(encoding).tolist()
+    separator = document_start(encoding).tolist()
     return dict(tokenizer=settings.tokenizer, vocabulary=encoding.n_vocab, separator=separator, options=options)
 
 

@@ -74,10 +74,15 @@ def tokens_of(text: str, encoding: tiktoken.Encoding) -> np.ndarray:
     return np.concatenate([tokens.astype(np.uint16) for tokens in pieces])
 
 
-def join_tokens(documents: list[str], encoding: tiktoken.Encoding) -> np.ndarray:
-    """Return the token ids (n,) uint16 of the documents, separated by end-of-text or newline."""
+def document_start(encoding: tiktoken.Encoding) -> np.ndarray:
+    """Return the token (1,) uint16 that separates documents: end-of-text, or a newline if there is none."""
     end_of_text = encoding.special_tokens_set and [encoding.eot_token]
-    separator = np.array(end_of_text or tokens_of("\n", encoding), np.uint16)
+    return np.array(end_of_text or tokens_of("\n", encoding), np.uint16)
+
+
+def join_tokens(documents: list[str], encoding: tiktoken.Encoding) -> np.ndarray:
+    """Return the token ids (n,) uint16 of the documents, with document_start between them."""
+    separator = document_start(encoding)
     pieces = []
     for document in documents:
         pieces += [separator, tokens_of(document, encoding)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import tiktoken
 
-from gpt2.data.texts import join_tokens
+from gpt2.data.texts import document_start, join_tokens
 from gpt2.data.tokenizers import END_OF_TEXT
 from gpt2.errors import UserError
 from gpt2.inference.cached_model import CachedGPT2
@@ -101,11 +101,6 @@ def prompt_tokens(prompt: str, encoding: tiktoken.Encoding, splits: bool = False
     if not prompt:
         return document_start(encoding)
     return join_tokens(prompt.split(END_OF_TEXT) if splits else [prompt], encoding)
-
-
-def document_start(encoding: tiktoken.Encoding) -> np.ndarray:
-    """Return the token (1,) that separates documents in training data."""
-    return join_tokens(["", ""], encoding)
 
 
 def check_prompt(prompt, config, most: int) -> None:

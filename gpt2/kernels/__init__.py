@@ -63,7 +63,13 @@ def load_kernels(
     products use the tensor cores, with 10 bits of mantissa.
     """
     if backend == "numpy":
-        check_compiles()
+        import numba
+
+        if numba.config.DISABLE_JIT:
+            raise UserError(
+                "NUMBA_DISABLE_JIT is set, expected unset: on CPU cores the loops run only as numba compiles them: "
+                "unset it"
+            )
         from gpt2.kernels import numpy as kernel_set
 
         device = (kernel_set.Cores if dtype == "float32" else kernel_set.bfloat16_cores)(threads)
@@ -74,16 +80,6 @@ def load_kernels(
     else:
         raise UserError(f"backend {backend} is not available, expected numpy or cupy: use --backend numpy")
     return bind(kernel_set, device)
-
-
-def check_compiles() -> None:
-    """Raise a UserError if numba is told not to compile."""
-    import numba
-
-    if numba.config.DISABLE_JIT:
-        raise UserError(
-            "NUMBA_DISABLE_JIT is set, expected unset: on CPU cores the loops run only as numba compiles them: unset it"
-        )
 
 
 def bind(kernel_set, device) -> SimpleNamespace:

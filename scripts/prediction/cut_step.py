@@ -19,9 +19,7 @@ import numpy as np
 from dist.cost.memory import VECTOR_BYTES
 from dist.cost.model import Cluster
 from dist.cost.model_parallel import Head, Seats, simulate
-from dist.cost.mpi_choices import UnknownChoice
 from dist.cost.overlap import BACKWARD, Training
-from dist.cost.stages import Stage
 from dist.cost.whole_step import PipelineStep, WholeStep
 from gpt2.config import GPT2Config
 from gpt2.parameters import Layout
@@ -108,7 +106,8 @@ class CutStep:
     def ends_s(self) -> np.ndarray:
         """(p,): the time when each stage has computed all microbatches."""
         if self.is_replayed:
-            return self._of_all(lambda micro_steps: self._replayed(micro_steps).ends_s)
+            few = self.simulated.micro_steps
+            return self._of_all(lambda count: (self._few_replayed if count == few else self._new_replay(count)).ends_s)
         head = Head(self.seats.head_s(self.embedding), self._head_share())
         ends_s = self._of_all(lambda micro_steps: self._simulated_s(micro_steps, self.seats.hop_s(self.rows), head))
         return ends_s + max(0.0, self.cut.micro_steps * self.seats.ports_s(self.rows) - ends_s.max())
@@ -127,11 +126,6 @@ class CutStep:
 
     def _simulated_s(self, micro_steps: int, hop_s: float, head: Head) -> np.ndarray:
         return np.array(simulate(self._plans(micro_steps), *self._seconds, hop_s, head))
-
-    def _replayed(self, micro_steps: int) -> WholeStep:
-        if micro_steps == self.simulated.micro_steps:
-            return self._few_replayed
-        return self._new_replay(micro_steps)
 
     @cached_property
     def _few_replayed(self) -> WholeStep:
@@ -165,7 +159,11 @@ class CutStep:
         if self.seats.copies == 1:
             return 0.0
         if self.is_replayed and kind.traits.keeps_gradients and not overlaps:
-            stages = {(shard.stage, shard.part): self._stages_of(kind, shard) for shard in self.shards}
+            stages = {}
+            for shard in self.shards:
+                training = self._training_of(shard)
+                placement = shard.cluster.placement
+                stages[shard.stage, shard.part] = exchanged_stages(kind, placement, training, self.library)
             if self._are_few(sum(one.repeat * len(one.size) for of in stages.values() for one in of)):
                 return self._few_replayed.end_s(stages) - float(self._few_replayed.ends_s.max())
         through = (self.ends_s[shard.stage] + self._exposed_s(kind, shard, overlaps) for shard in self._decisive_shards)
@@ -201,9 +199,6 @@ class CutStep:
             return exchange_s
         exposed_s = overlap.step_s(exchange_s, training.compute_s) - training.compute_s
         return exposed_s + (rows.seconds if rows else 0.0)
-
-    def _stages_of(self, kind: type[Strategy], shard: PlacedShard) -> list[Stage]:
-        return exchanged_stages(kind, shard.cluster.placement, self._training_of(shard), self.library)
 
     def _training_of(self, shard: PlacedShard) -> Training:
         compute_s = float(self.cut.micro_steps * self.stage_s[shard.stage])
@@ -258,11 +253,3 @@ def exchange_seconds(kind: type[Strategy], cluster: Cluster, training: Training,
         predicted_exchange(kind, cluster, replace(training, micro_steps=count), library).seconds for count in (1, 2)
     )
     return two + (training.micro_steps - 2) * (two - one)
-
-
-def known_exchange_s(step: CutStep, kind: type[Strategy], overlaps: bool) -> float | None:
-    """Return CutStep.exchange_s, or None if it is unknown."""
-    try:
-        return step.exchange_s(kind, overlaps)
-    except UnknownChoice:
-        return None

@@ -75,6 +75,9 @@ def training_of(
     """
     settings = config["settings"]
     parameters = config["parameters"]
+    model = config_of(settings, parameters)
+    # Of the embeddings, each layer and the last LayerNorm; none if the settings do not say.
+    ranges = tuple(stop - start for start, stop in Layout(model).ranges) if model else ()
     compute_s = update_s = 0.0
     if measured is not None:
         memory = kind.traits.memory.of_rank(parameters, len(placement), max(placement) + 1)
@@ -82,7 +85,7 @@ def training_of(
         compute_s = measured.work_s * worker_count(settings.get("server"), len(placement)) / len(placement)
         update_s = measured.update_s / memory.updated_share(parameters)
     return Training(
-        parameters, compute_s, item_bytes(settings), model_ranges(settings, parameters), settings.get("grad_accum", 1),
+        parameters, compute_s, item_bytes(settings), ranges, settings.get("grad_accum", 1),
         update_s, settings.get("op") == "own", rows_of(config, kind),
     )  # fmt: skip
 
@@ -116,12 +119,6 @@ def config_of(settings: dict, parameters: int) -> GPT2Config | None:
     except UserError:
         return None
     return found if Layout(found).count == parameters else None
-
-
-def model_ranges(settings: dict, parameters: int) -> tuple[int, ...]:
-    """Return the elements of the embeddings, each layer and the last LayerNorm; () if the settings do not say."""
-    config = config_of(settings, parameters)
-    return tuple(stop - start for start, stop in Layout(config).ranges) if config else ()
 
 
 def own_exchange(run: Run) -> Prediction | None:

@@ -5,6 +5,7 @@ A stage computes its share of the model's operations (gpt2/pipeline.py). Sums ov
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import reduce
 from math import gcd
 
@@ -13,8 +14,9 @@ import numpy as np
 from dist.cost.memory import VECTOR_BYTES
 from dist.cost.model import Cluster
 from dist.cost.model_parallel import Seats, head_bytes, pipeline_bytes, tensor_bytes
+from dist.cost.mpi_choices import UnknownChoice
 from gpt2.pipeline import layers_by_flops, operations
-from scripts.prediction.cut_step import CutStep, known_exchange_s
+from scripts.prediction.cut_step import CutStep
 from scripts.prediction.predictor import best_of, short_number
 from scripts.prediction.workload import Workload
 from scripts.settings.model_parallel import ModelCut
@@ -101,8 +103,8 @@ def strategies_of(step: CutStep, limit: float) -> list[dict]:
     found = []
     for kind, memory in (fitting or kinds).items():
         overlaps = step.seats.copies > 1 and kind.traits.overlap(step.training) is not None
-        exchange_s = known_exchange_s(step, kind, overlaps)
-        if exchange_s is not None:
+        with suppress(UnknownChoice):
+            exchange_s = step.exchange_s(kind, overlaps)
             step_s = float(step.ends_s.max() + exchange_s + step.update_s(kind))
             row = {"strategy": kind.name, "overlap": overlaps, "exchange_s": exchange_s}
             found.append(row | {"step_s": step_s, "memory_bytes": memory})

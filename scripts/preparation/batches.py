@@ -12,7 +12,7 @@ import numpy as np
 from gpt2.data.cuts import ANYWHERE, PIECE_CHARACTERS, Cutter
 from gpt2.data.documents import Chunk, read_chunks
 from gpt2.data.inputs import Input, check_unchanged
-from gpt2.data.texts import join_tokens, tokens_of
+from gpt2.data.texts import document_start, tokens_of
 from gpt2.data.tokenizers import END_OF_TEXT, load_tokenizer
 from gpt2.errors import UserError
 
@@ -118,16 +118,11 @@ def tokenize(tokenizer: str, batch: Batch) -> tuple[str, int, np.ndarray]:
         joined = "".join(END_OF_TEXT + text if separated else text for separated, text in batch.texts)
         tokens = encoding.encode_to_numpy(joined, allowed_special={END_OF_TEXT}, disallowed_special=())
         return batch.split, batch.characters, tokens.astype(np.uint16)
-    separator = separator_of(encoding)
+    separator = document_start(encoding)
     tokens = []
     for separated, text in batch.texts:
         tokens += [separator, tokens_of(text, encoding)] if separated else [tokens_of(text, encoding)]
     return batch.split, batch.characters, np.concatenate(tokens)
-
-
-def separator_of(encoding) -> np.ndarray:
-    """Return the token ids (n,) uint16 between two documents."""
-    return join_tokens(["", ""], encoding)
 
 
 @cache

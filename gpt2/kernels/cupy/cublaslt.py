@@ -80,9 +80,6 @@ class CublasLt:
         version.argtypes, version.restype = [], SIZE  # the number itself, no status
         self.version = int(version())
 
-    def layout(self, data_type: int, rows: int, columns: int, leading: int) -> "Described":
-        return Described(self, "MatrixLayout", data_type, rows, columns, leading)
-
 
 class Described:
     """A descriptor, layout or preference: destroyed with this object. `pointer` is what cuBLASLt's functions take."""

@@ -230,11 +230,6 @@ def import_cupy():
     return cupy
 
 
-def architecture(capability: str) -> str:
-    """Return NVRTC's name of a GPU of compute capability "90" or the like; for Hopper, with its own features."""
-    return "sm_90a" if capability == "90" else f"sm_{capability}"
-
-
 def use_gpu(cupy, index: int) -> str:
     """Make the GPU current and return its architecture. UserError: there is none, or it is too old."""
     try:
@@ -252,4 +247,4 @@ def use_gpu(cupy, index: int) -> str:
             f"--backend cupy: a GPU of compute capability {capability[:-1]}.{capability[-1]}, expected 8.0 or newer "
             "(A100 and later): use --backend numpy"
         )
-    return architecture(capability)
+    return "sm_90a" if capability == "90" else f"sm_{capability}"  # Hopper with its own features

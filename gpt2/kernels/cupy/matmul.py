@@ -83,7 +83,7 @@ class Plan:
         if "gelu" in recipe.epilogue:
             self.descriptor.set(cublaslt.AUX_LEADING, recipe.d.leading, ctypes.c_int64)
         self.a, self.b, self.d = (
-            library.layout(data_type, operand.rows, operand.columns, operand.leading)
+            Described(library, "MatrixLayout", data_type, operand.rows, operand.columns, operand.leading)
             for operand in (recipe.a, recipe.b, recipe.d)
         )
         self.preference = Described(library, "MatmulPreference")

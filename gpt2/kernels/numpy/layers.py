@@ -149,10 +149,7 @@ def linear_backward(cores, dinputs, dweight, dbias, doutputs, inputs, weight, ac
 
 
 def gelu_linear_backward(cores, dinputs, dweight, doutputs, inputs, saved, weight, accumulate):
-    """linear_backward through a linear_gelu_forward, whose `out` is `inputs`: dinputs is the gradient of GELU's inputs.
-
-    The bias has no gradient here.
-    """
+    """linear_backward after a linear_gelu_forward, whose `out` is `inputs`: dinputs is the gradient of GELU's input."""
 
     def times_slope(result, rows, columns):
         loops.multiply_by(result, loops.bits(saved[rows]), columns)
