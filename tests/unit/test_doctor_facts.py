@@ -150,7 +150,9 @@ def fake_cupy(monkeypatch, count: int, problem: str | None = None) -> None:
     cuda.nccl = SimpleNamespace(available=False)
     cupy = ModuleType("cupy")
     cupy.cuda, cupy.__version__ = cuda, "14.0"
+    gpu_aware = SimpleNamespace(says_gpu_aware=lambda: (False, ""))  # the real one would start MPI in this process
     modules = {"cupy": cupy, "cupy.cuda": cuda, "cupyx": ModuleType("cupyx"), "ml_dtypes": ModuleType("ml_dtypes")}
+    modules |= {"dist.gpu.gpu_aware": gpu_aware}
     for name, module in (modules | {"cudnn": None}).items():
         monkeypatch.setitem(sys.modules, name, module)
 
@@ -162,7 +164,7 @@ def test_own_gpu(monkeypatch):
     assert facts == {
         "cupy": "14.0", "runtime_cuda": 13000, "driver_cuda": 13010, "count": 2, "problem": None, "index": 1,
         "name": "H200", "id": "0000:01/01", "free": 9, "total": 10, "cublaslt": facts["cublaslt"],
-        "nccl_missing": "CuPy finds no libnccl.so.2", "mpi_is_gpu_aware": facts["mpi_is_gpu_aware"], "cudnn": None,
+        "nccl_missing": "CuPy finds no libnccl.so.2", "mpi_is_gpu_aware": False, "cudnn": None,
     }  # fmt: skip
 
 
