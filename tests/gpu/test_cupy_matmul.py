@@ -10,7 +10,7 @@ from gpt2.config import PRESETS
 from gpt2.errors import UserError
 from gpt2.kernels.cupy import cublaslt
 from gpt2.kernels.cupy.cublaslt import CublasLt
-from gpt2.kernels.cupy.matmul import Matmul, Operand, Plan, Recipe, make_recipe, name_of
+from gpt2.kernels.cupy.matmul import Matmul, MatmulPlan, Operand, Recipe, make_recipe, name_of
 from tests.gpu.cuda_shim.fake_cublaslt import FakeCublasLt, gelu, gelu_slope
 from tests.gpu.cuda_shim.fake_cupy import ndarray
 from tests.gpu.cuda_shim.memory import to_bfloat16, widen
@@ -200,7 +200,7 @@ def test_the_real_library_takes_every_descriptor(library, tf32):
     read = library._library.cublasLtMatmulDescGetAttribute
     read.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
     for recipe in preset_recipes():
-        plan = Plan(library, recipe, tf32, 32 << 20)
+        plan = MatmulPlan(library, recipe, tf32, 32 << 20)
         plan.set_pointers(bias=1 << 40, aux=1 << 41)
         expected = {
             cublaslt.EPILOGUE: (ctypes.c_uint32, cublaslt.EPILOGUES[recipe.epilogue]),

@@ -65,7 +65,7 @@ def address(array) -> int:
     return 0 if array is None else array.data.ptr
 
 
-class Plan:
+class MatmulPlan:
     """A recipe's cuBLASLt descriptors, and its algorithm once that is chosen."""
 
     def __init__(self, library: CublasLt, recipe: Recipe, tf32: bool, workspace_bytes: int):
@@ -128,7 +128,7 @@ class Matmul:
         self._tf32 = tf32
         self._zero = ctypes.c_float(0.0)
         self._one = ctypes.c_float(1.0)
-        self.plans: dict[Recipe, Plan] = {}
+        self.plans: dict[Recipe, MatmulPlan] = {}
         self._given: dict[str, bytes] = {}
 
     def algorithms(self) -> dict[str, bytes]:
@@ -165,7 +165,7 @@ class Matmul:
         """
         recipe = make_recipe(out, left, right, _epilogue(bias, gelu_input, dgelu_input, left_sums))
         if recipe not in self.plans:
-            self.plans[recipe] = Plan(self._library, recipe, self._tf32, self._workspace.nbytes)
+            self.plans[recipe] = MatmulPlan(self._library, recipe, self._tf32, self._workspace.nbytes)
         plan = self.plans[recipe]
         plan.set_pointers(
             address(left_sums if bias is None else bias), address(dgelu_input if gelu_input is None else gelu_input)
