@@ -64,7 +64,8 @@ def main():
         else:
             cluster = described_cluster(arguments)
             training = described_training(arguments)
-            rows = as_rows(predicted_steps(cluster, training, arguments.library or "mpich"), cluster, training)
+            steps = predicted_steps(cluster, training, arguments.library or "mpich")
+            rows = as_rows(steps, cluster, training)
             report = {"strategies": rows, "notes": [], "advice": advice_sentence(rows)}
     except (ValueError, RunError) as error:
         print(f"advise.py: error: {error}", file=sys.stderr)

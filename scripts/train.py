@@ -57,10 +57,10 @@ def train(settings, world) -> int:
 
 
 def make_steps(loop, world) -> int:
-    """The training loop. Every rank runs it; the strategy decides how gradients become updated parameters.
+    """Run the training loop on every rank; the strategy decides how gradients become updated parameters.
 
-    The hooks log the step, validate, and begin a checkpoint when one is due (scripts/training/assemble.py lists them).
-    Return 0 if all steps have been made, else the exit code for the request that ended the run.
+    After each step the hooks validate, log, end the job if it diverged, sample and begin a checkpoint, each when it is
+    due (scripts/training/assemble.py). Return 0 if all steps have been made, else the code for the request that ended.
     """
     world.print(loop.table)
     strategy = loop.strategy
@@ -70,10 +70,11 @@ def make_steps(loop, world) -> int:
         for step in loop.steps:
             lr = loop.learning_rate.at(step)
             with tracer.step(step):
-                loss_part = loop.worker.gradients(step, strategy.gradients_final)
+                loss_part = loop.worker.forward_backward(step, strategy.gradients_final)
                 norm = strategy.update(lr)
                 skipped = strategy.clipping.skips
-                with tracer.phase("wait"):  # for the slowest rank; from here on all ranks know the same
+                # All ranks get the same reports. With some strategies only rank 0, which logs, knows norm and skipped.
+                with tracer.phase("wait"):
                     reports = loop.meeting_point.meet(loss_part, None if skipped else norm)
             record = loop.records.of_step(step, reports, norm, lr, tracer.seconds("step"), skipped)
             made = MadeStep(step, reports, record, checkpoints.has(step, reports.request))

@@ -42,7 +42,7 @@ class HierarchicalSharded(Hierarchical):
     traits = Hierarchical.traits.changed(
         line="the same, update between its halves",
         shares_sums=False,
-        memory=Memory(optimizer="2/ML", shared_in_node=True),
+        memory=Memory(optimizer="2/ML", overlapped="2/3L + 4/3ML", shared_in_node=True),
         on_gpus=OnGpus({"float32": NodeExchange, "bfloat16": NodeExchange}, form=Sharded),
         sparse_messages=node_rows_to_owners,
         overlap=lambda training: of_buckets(training, beside=1.0),  # backward, and the next forward

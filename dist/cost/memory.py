@@ -11,42 +11,42 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 VECTOR_BYTES = 4  # of one parameter
-TERM = re.compile(r"(\d+|N|M|L)(/[NML]+)?")  # of a formula
+TERM = re.compile(r"(\d+|N|M|L)(?:/(\d*)([NML]+))?")  # of a formula
 
 
 @dataclass(frozen=True)
 class Memory:
-    """parameters, gradients, optimizer: formulas such as "1 + 1/N". shared_in_node: a node's ranks hold parameters
-    once, in shared memory; they are counted on its leader. on_server: rank 0 alone holds the optimizer's moments.
-
-    ValueError where a formula is none."""
+    """parameters, gradients, optimizer: formulas such as "1 + 1/N". overlapped: the optimizer's with --overlap, if it
+    differs. shared_in_node: a node's ranks hold parameters once, in shared memory; they are counted on its leader.
+    on_server: rank 0 alone holds the optimizer's moments. ValueError where a formula is none."""
 
     parameters: str = "1"
     gradients: str = "1"
     optimizer: str = "2"
+    overlapped: str = ""
     shared_in_node: bool = False
     on_server: bool = False
 
     def __post_init__(self):
-        for formula in self._formulas:
+        for formula in (*self.formulas(False), *self.formulas(True)):
             if not all(TERM.fullmatch(term) for term in formula.split(" + ")):
                 raise ValueError(
-                    f"no formula of a rank's memory: {formula!r}; expected terms such as 2, N, 1/N or 2/NL with ' + ' "
+                    f"no formula of a rank's memory: {formula!r}; expected terms such as 2, N, 1/N or 2/3NL with ' + ' "
                     "between them (N ranks, M nodes, L ranks of a node)"
                 )
 
-    @property
-    def _formulas(self) -> tuple[str, str, str]:
-        return self.parameters, self.gradients, self.optimizer
+    def formulas(self, overlap: bool) -> tuple[str, str, str]:
+        return self.parameters, self.gradients, (overlap and self.overlapped) or self.optimizer
 
-    def of_rank(self, parameters: int, ranks: int, nodes: int) -> "RankMemory":
+    def of_rank(self, parameters: int, ranks: int, nodes: int, overlap: bool = False) -> "RankMemory":
         """Of the rank that holds most; shares are rounded up to whole parameters."""
-        amounts = (VECTOR_BYTES * -(-_vectors(formula, ranks, nodes) * parameters // 1) for formula in self._formulas)
-        return RankMemory(*map(int, amounts), formula=" + ".join(self._formulas))
+        formulas = self.formulas(overlap)
+        amounts = (VECTOR_BYTES * -(-_vectors(formula, ranks, nodes) * parameters // 1) for formula in formulas)
+        return RankMemory(*map(int, amounts), formula=" + ".join(formulas))
 
-    def of_node(self, parameters: int, members: int, ranks: int, nodes: int) -> int:
+    def of_node(self, parameters: int, members: int, ranks: int, nodes: int, overlap: bool = False) -> int:
         """Bytes that `members` ranks of a node hold together at most."""
-        held = self.of_rank(parameters, ranks, nodes)
+        held = self.of_rank(parameters, ranks, nodes, overlap)
         copies = 1 if self.shared_in_node else members
         optimizers = 1 if self.on_server else members
         return held.parameters * copies + held.gradients * members + held.optimizer * optimizers
@@ -75,6 +75,7 @@ def _vectors(formula: str, ranks: int, nodes: int) -> Fraction:
     sizes = {"N": ranks, "M": nodes, "L": ranks // nodes}
     total = Fraction(0)
     for term in formula.split(" + "):
-        number, _, shared_by = term.partition("/")
-        total += Fraction(sizes.get(number) or int(number), math.prod(sizes[letter] for letter in shared_by))
+        number, divisor, sharers = TERM.fullmatch(term).groups()
+        divided_by = int(divisor or 1) * math.prod(sizes[letter] for letter in sharers or "")
+        total += Fraction(sizes.get(number) or int(number), divided_by)
     return total

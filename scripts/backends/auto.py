@@ -114,15 +114,15 @@ def fitting(forms: list[Form], settings, config: GPT2Config, job: World) -> list
 
     If there are none, the job ends with one line about the form that needs least.
     """
-    needed = [needed_bytes(replace(settings, strategy=form.name), config, job) for form in forms]
+    formed = [replace(settings, strategy=form.name, overlap=form.overlap) for form in forms]
+    needed = [needed_bytes(one, config, job) for one in formed]
     fits = job.comm.allgather([has_room(bytes_needed) for bytes_needed in needed])
     if found := [form for form, *all_fit in zip(forms, *fits, strict=True) if all(all_fit)]:
         return found
-    least = forms[needed.index(min(needed))].name
-    least = job.comm.bcast(least)
+    least = job.comm.bcast(needed.index(min(needed)))
     with job.together(UserError):
-        check_memory(replace(settings, strategy=least), config, job)
-    return [form for form in forms if form.name == least]
+        check_memory(formed[least], config, job)
+    return [forms[least]]
 
 
 def choose_on_cores(
@@ -134,9 +134,9 @@ def choose_on_cores(
     """
     kinds = {form.name: form.kind for form in forms}
     places = training.parameters, world.size, world.node_count
-    held = {name: kind.traits.memory.of_rank(*places).total for name, kind in kinds.items()}
+    held = {form: form.kind.traits.memory.of_rank(*places, form.overlap).total for form in forms}
     if world.size == 1:
-        best = min(reversed(forms), key=lambda form: held[form.name])
+        best = min(reversed(forms), key=held.get)
         return AutoChoice(best.name, best.overlap, "one rank exchanges nothing, and this holds least")
     cluster = cluster_of(world, links)
     steps = {name: predicted_step(kind, cluster, training, library()) for name, kind in kinds.items()}
@@ -150,7 +150,7 @@ def choose_on_cores(
     order = sorted(known, key=lambda form: beside[form])
     limit = ABOUT_EQUAL * (beside[order[0]] + training.compute_s)
     equal = [form for form in order if beside[form] + training.compute_s <= limit]
-    best = min(sorted(equal, key=forms.index, reverse=True), key=lambda form: held[form.name])
+    best = min(sorted(equal, key=forms.index, reverse=True), key=held.get)
     why = f"it makes a step {seconds_text(beside[best])} longer than its computing, {said}"
     return AutoChoice(best.name, best.overlap, why + others_text(best, order, beside))
 

@@ -137,7 +137,7 @@ def calibrate(measured: MeasuredStep, own: PredictedStep, overlapped: bool) -> C
 
 def exposed_s(step: PredictedStep, overlapped: bool) -> float:
     """Return the exposed exchange of a step, in seconds."""
-    return step.seconds(overlapped) - step.compute_s - step.update_s
+    return step.seconds(overlapped) - step.compute_s - step.update_seconds(overlapped)
 
 
 def factor_of(own: PredictedStep, overlapped: bool, transfer_s: float) -> float:

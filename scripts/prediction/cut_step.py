@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from dist.cost.memory import VECTOR_BYTES
+from dist.cost.memory import VECTOR_BYTES, RankMemory
 from dist.cost.model import Cluster
 from dist.cost.model_parallel import Head, Seats, simulate
 from dist.cost.overlap import BACKWARD, Training
@@ -207,28 +207,27 @@ class CutStep:
             compute_s=compute_s, rows=self.training.rows if self.cut.tensor == self.cut.pipeline == 1 else None,
         )  # fmt: skip
 
-    def update_s(self, kind: type[Strategy]) -> float:
-        """Return the seconds of the rank that updates most."""
-        return self.training.update_s * self.updated_share(kind)
-
-    def updated_share(self, kind: type[Strategy]) -> float:
+    def updated_share(self, kind: type[Strategy], overlaps: bool) -> float:
         """Return the largest share of the whole model that one rank updates."""
         amounts = []
         for shard in self.shards:
             count = shard.layout.count
-            share = kind.traits.memory.of_rank(count, self.seats.copies, shard.cluster.nodes).updated_share(count)
+            share = self._held(kind, shard, overlaps).updated_share(count)
             amounts.append(count / self.training.parameters * share)
         return max(amounts)
 
     # Memory.
 
-    def memory_bytes(self, kind: type[Strategy]) -> int:
+    def _held(self, kind: type[Strategy], shard: PlacedShard, overlaps: bool) -> RankMemory:
+        return kind.traits.memory.of_rank(shard.layout.count, self.seats.copies, shard.cluster.nodes, overlaps)
+
+    def memory_bytes(self, kind: type[Strategy], overlaps: bool = False) -> int:
         """Return the bytes of the rank that holds most, counted as in scripts/settings/memory.py, under 1F1B.
 
         With 1F1B the number of microbatches in flight does not grow with their number.
         """
         return max(
-            kind.traits.memory.of_rank(shard.layout.count, self.seats.copies, shard.cluster.nodes).total + beside
+            self._held(kind, shard, overlaps).total + beside
             for shard, beside in zip(self.shards, self._other_bytes, strict=True)
         )
 

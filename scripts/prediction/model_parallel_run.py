@@ -120,4 +120,5 @@ def replica_training(run: Run, times: StepTimes, measured: MeasuredStep, kind: t
     """Return the computing of a step of the run's global batch if each rank had a replica."""
     step = cut_step_of(run, times, model_parallel_cluster(run))
     compute_s = float(np.median(times.phase("forward", "backward").mean(axis=1)))
-    return replace(step.training, compute_s=compute_s, update_s=measured.update_s / step.updated_share(kind))
+    share = step.updated_share(kind, bool(run.config["settings"].get("overlap")))
+    return replace(step.training, compute_s=compute_s, update_s=measured.update_s / share)

@@ -22,9 +22,10 @@ ABOUT_EQUAL = 1.01  # steps within a percent
 class PredictedStep:
     """A predicted step, in seconds.
 
-    name: the strategy's, with its server if that is dedicated. unknown: why `exchange` and the times are None.
-    compute_s: forward and backward. update_s: of the rank that updates most. overlap: how much of the exchange can be
-    hidden, None for nothing. rows: with overlap, the exchange of a sparse embedding gradient, which nothing hides.
+    name: the strategy's, with its server if that is dedicated. memory, update_s: of the rank that holds and updates
+    most, without overlap. unknown: why `exchange` and the times are None. compute_s: forward and backward. overlap: how
+    much of the exchange can be hidden, None for nothing. rows: with overlap, the exchange of a sparse embedding
+    gradient, which nothing hides. overlapped_memory: with overlap, if it differs.
     """
 
     name: str
@@ -35,6 +36,7 @@ class PredictedStep:
     update_s: float = 0.0
     overlap: Overlap | None = None
     rows: Prediction | None = None
+    overlapped_memory: RankMemory | None = None
 
     @property
     def step_s(self) -> float | None:
@@ -46,15 +48,18 @@ class PredictedStep:
         if self.exchange is None or self.overlap is None:
             return None
         rows_s = self.rows.seconds if self.rows else 0.0
-        return self.overlap.step_s(self.exchange.seconds, self.compute_s) + rows_s + self.update_s
-
-    @property
-    def best_s(self) -> float | None:
-        return self.step_s if self.overlapped_s is None else self.overlapped_s
+        return self.overlap.step_s(self.exchange.seconds, self.compute_s) + rows_s + self.update_seconds(True)
 
     def seconds(self, overlapped: bool) -> float | None:
         """Return the seconds of a step with overlap, if the strategy can overlap, or without."""
-        return self.best_s if overlapped else self.step_s
+        return self.step_s if self.overlapped_s is None or not overlapped else self.overlapped_s
+
+    def held(self, overlapped: bool) -> RankMemory:
+        """Return the memory with overlap, if the strategy can overlap, or without."""
+        return (overlapped and self.overlap and self.overlapped_memory) or self.memory
+
+    def update_seconds(self, overlapped: bool) -> float:
+        return self.update_s * self.held(overlapped).optimizer / self.memory.optimizer
 
     def scaled(self, factor: float) -> "PredictedStep":
         """Return the step with an exchange that takes `factor` times as long."""
@@ -96,7 +101,9 @@ def predicted_step(kind: type[Strategy], cluster: Cluster, training: Training, l
     ranks = len(cluster.placement)
     is_dedicated = server == "dedicated"
     name = f"{kind.name}/{server}" if is_dedicated else kind.name
-    memory = kind.traits.memory.of_rank(training.parameters, ranks, cluster.nodes)
+    memory, overlapped = (
+        kind.traits.memory.of_rank(training.parameters, ranks, cluster.nodes, overlap) for overlap in (False, True)
+    )
     try:
         exchange = predicted_exchange(kind, cluster, training, library)
     except UnknownChoice as unknown:
@@ -105,7 +112,7 @@ def predicted_step(kind: type[Strategy], cluster: Cluster, training: Training, l
     update_s = training.update_s * memory.updated_share(training.parameters)
     rows = predicted_rows(kind, cluster, training, library)
     overlap = kind.traits.overlap(training if rows else replace(training, rows=None))
-    return PredictedStep(name, memory, None, exchange, compute_s, update_s, overlap, rows)
+    return PredictedStep(name, memory, None, exchange, compute_s, update_s, overlap, rows, overlapped)
 
 
 def predicted_steps(cluster: Cluster, training: Training, library: str, own: type[Strategy] | None = None) -> list:
@@ -129,14 +136,15 @@ def as_rows(steps: list[PredictedStep], cluster: Cluster, training: Training, fa
     """
     bound_s = factor * lower_bound_s(cluster, training.parameters * training.item_bytes)
     steps = [step if step.exchange is None else step.scaled(factor) for step in steps]
-    steps = sorted(steps, key=lambda step: float("inf") if step.best_s is None else step.best_s)
+    steps = sorted(steps, key=lambda step: float("inf") if step.exchange is None else step.seconds(True))
     return [as_row(step, bound_s) for step in steps]
 
 
 def as_row(step: PredictedStep, bound_s: float) -> dict:
     result = dict.fromkeys(("exchange_s", "times_bound", "bytes_in", "bytes_out", "step_s", "step_overlapped_s"))
-    memory = {"memory_bytes": step.memory.total, "memory_formula": step.memory.formula}
-    result |= {"strategy": step.name, **memory, "unknown": step.unknown}
+    held = step.held(True)
+    result |= {"strategy": step.name, "memory_bytes": held.total, "memory_formula": held.formula}
+    result["unknown"] = step.unknown
     if step.exchange is None:
         return result
     return result | {

@@ -80,7 +80,8 @@ def training_of(
     ranges = tuple(stop - start for start, stop in Layout(model).ranges) if model else ()
     compute_s = update_s = 0.0
     if measured is not None:
-        memory = kind.traits.memory.of_rank(parameters, len(placement), max(placement) + 1)
+        overlaps = bool(settings.get("overlap"))
+        memory = kind.traits.memory.of_rank(parameters, len(placement), max(placement) + 1, overlaps)
         # A dedicated server computes nothing: without it all ranks would share the batch.
         compute_s = measured.work_s * worker_count(settings.get("server"), len(placement)) / len(placement)
         update_s = measured.update_s / memory.updated_share(parameters)
@@ -175,7 +176,7 @@ def others_steps(run: Run, measured: MeasuredStep) -> tuple[list[dict], Calibrat
             # A run with overlap keeps it if the other strategy can overlap.
             seconds = calibration.step_s(step, overlapped)
             row = {"strategy": step.name, "predicted_step_s": seconds, "speedup": measured.step_s / seconds}
-            row |= {"range_s": list(calibration.range(step, overlapped)), "memory_bytes": step.memory.total}
+            row |= {"range_s": list(calibration.range(step, overlapped)), "memory_bytes": step.held(overlapped).total}
             rows.append(row | {"compared": calibration.compared(step, overlapped)})
     return sorted(rows, key=lambda row: row["predicted_step_s"]), calibration
 

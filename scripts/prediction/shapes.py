@@ -98,14 +98,17 @@ def strategies_of(step: CutStep, limit: float) -> list[dict]:
     """
     several = [kind for kind in STRATEGIES.values() if kind.traits.exchanges]
     alone = [min(reversed(candidates(AUTO, "host").values()), key=step.memory_bytes)]
-    kinds = {kind: step.memory_bytes(kind) for kind in (several if step.seats.copies > 1 else alone)}
-    fitting = {kind: memory for kind, memory in kinds.items() if memory <= limit}
+    kinds = several if step.seats.copies > 1 else alone
+    overlapping = {kind: kinds is several and kind.traits.overlap(step.training) is not None for kind in kinds}
+    held = {kind: step.memory_bytes(kind, overlaps) for kind, overlaps in overlapping.items()}
+    fitting = {kind: memory for kind, memory in held.items() if memory <= limit}
     found = []
-    for kind, memory in (fitting or kinds).items():
-        overlaps = step.seats.copies > 1 and kind.traits.overlap(step.training) is not None
-        with suppress(UnknownChoice):
-            exchange_s = step.exchange_s(kind, overlaps)
-            step_s = float(step.ends_s.max() + exchange_s + step.update_s(kind))
+    for kind, memory in (fitting or held).items():
+        overlaps = overlapping[kind]
+        exchange_s = known_exchange_s(step, kind, overlaps)
+        if exchange_s is not None:
+            update_s = step.training.update_s * step.updated_share(kind, overlaps)
+            step_s = float(step.ends_s.max() + exchange_s + update_s)
             row = {"strategy": kind.name, "overlap": overlaps, "exchange_s": exchange_s}
             found.append(row | {"step_s": step_s, "memory_bytes": memory})
     return sorted(found, key=lambda row: row["step_s"])

@@ -52,7 +52,8 @@ def needed_bytes(settings: Settings, config: GPT2Config, world) -> int:
 
 def bytes_of_wholes(settings: Settings, config: GPT2Config, count: int, world) -> int:
     """Return the bytes on this rank's node if each rank has a whole model of `count` parameters."""
-    needed = find(settings.strategy).traits.memory.of_node(count, world.local_size, world.size, world.node_count)
+    places = world.local_size, world.size, world.node_count
+    needed = find(settings.strategy).traits.memory.of_node(count, *places, bool(settings.overlap))
     operand_bytes = bytes_of_operands(settings)
     activations = activation_bytes(config, settings.batch_size, settings.seq_len, operand_bytes=operand_bytes)
     needed += activations * max(1, world.local_size - (settings.server == "dedicated"))
@@ -92,7 +93,7 @@ def bytes_of_pieces(settings: Settings, config: GPT2Config, world) -> int:
     for number, here in members.items():
         layout = Layout(config, 1, cut.shards[number])
         on_nodes = len({node for other, node in zip(number_of, nodes, strict=True) if other == number})
-        needed += memory.of_node(layout.count, here, world.size // len(cut.shards), on_nodes)
+        needed += memory.of_node(layout.count, here, world.size // len(cut.shards), on_nodes, bool(settings.overlap))
         held = cut.in_flight(number // cut.tensor)
         batch = settings.batch_size, settings.seq_len
         needed += here * bytes_beside(layout, held, *batch, cut.micro_steps, bytes_of_operands(settings))

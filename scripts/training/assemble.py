@@ -1,7 +1,7 @@
 """From the plan of a run to the parts that its training loop uses.
 
-Only this file, plan.py and scripts/settings read the settings of a training run. Each part gets the values that it
-needs, so the call that makes a part shows what it depends on.
+Only this file, plan.py, scripts/settings and scripts/backends read the settings of a training run. Each part gets the
+values that it needs, so the call that makes a part shows what it depends on.
 """
 
 from collections.abc import Callable
@@ -73,7 +73,7 @@ class LoopParts:
 def assemble(settings, world, lock, resources: ClosedTogether) -> LoopParts | None:
     """Plan the run and make its parts, each after those that it needs; None if no step is left to make. Collective.
 
-    lock: a RunLock. resources: closes what the run holds. Nothing in the run folder changes here.
+    lock: a RunLock; it locks the run folder, whose content does not change here. resources: closes what the run holds.
     """
     signals = resources.enter_context(closing(Signals(partial(end_job_in_turn, world.comm), lock.release)))
     clock = new_clock(settings, world)
@@ -159,7 +159,7 @@ def new_folder(plan: Plan, world, lock, used: dict, peak, checkout) -> RunFolder
 
 
 def new_watchdog(plan: Plan, world, is_asked, resources: ClosedTogether) -> Watchdog | None:
-    """Return what names a rank for which others wait; None on a single rank, or with --stall-after 0."""
+    """Return the Watchdog, which names a rank for which others wait; None on a single rank, or with --stall-after 0."""
     stall_after = plan.settings.stall_after
     if not stall_after or world.size == 1:
         return None
@@ -176,7 +176,7 @@ def new_watchdog(plan: Plan, world, is_asked, resources: ClosedTogether) -> Watc
 
 
 def new_tracer(plan: Plan, world, is_asked, backend, resources) -> Tracer:
-    """Return what times the phases and tells the watchdog about them.
+    """Return the Tracer, which times the phases and tells the watchdog about them.
 
     If there are several nodes, the first rank of each node also samples the node's ports.
     """
@@ -197,7 +197,7 @@ def new_tracer(plan: Plan, world, is_asked, backend, resources) -> Tracer:
 
 
 def new_job(plan: Plan, backend, tracer: Tracer, lookup: SparseGradient | None) -> Job:
-    """Return what the strategy works with."""
+    """Return the strategy's Job. backend.new_strategy replaces new_exchange and the world's comm, by --wire."""
     shared = plan.shared
     return Job(
         world=backend.world,

@@ -1,4 +1,4 @@
-"""Hooks that the training loop calls after each step: log, validation, samples, comparison of replicas, checkpoints.
+"""Hooks that the training loop calls after each step: validation, log, comparison of replicas, samples, checkpoints.
 
 Each hook gets a MadeStep. All of them are collective: every rank calls each of them after every step.
 """
@@ -29,8 +29,8 @@ SAMPLE_TOKENS = 100
 class MadeStep:
     """A step that all ranks have made.
 
-    number: counted from 1. record: its line of log.jsonl; hooks may add to it. is_saved: whether there will be a
-    checkpoint of this step.
+    number: counted from 1. record: on rank 0 the line of log.jsonl; hooks may add to it. is_saved: whether there will
+    be a checkpoint of this step.
     """
 
     number: int
@@ -45,7 +45,7 @@ def is_time(step: int, every: int) -> bool:
 
 
 def begin_folder(world, folder, tracer, first_step: int, step: MadeStep) -> None:
-    """After the first step of this start, make the run folder this start's. folder: rank 0's RunFolder."""
+    """Begin to write the run folder, after the first step of this start. folder: rank 0's RunFolder."""
     if step.number != first_step:
         return
     with world.together(UserError):

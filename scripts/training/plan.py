@@ -36,8 +36,8 @@ class Plan:
     """What a run does, the same on all ranks except for `threads`.
 
     settings            all flags; backend, transport, strategy, overlap and op are decided, nothing is "auto"
-    folder              RUN
-    run                 the number of this start of the run
+    folder              the run folder
+    run                 the number of this start: one launch of the job. --resume and --restarts start a run again
     threads             of this rank
     links               between the nodes, as they were measured
     backend             why this backend, this transport and this strategy, and what they run on, for config.json
@@ -102,9 +102,9 @@ class Plan:
 
 
 def plan_run(settings, world, lock, resources: ClosedTogether) -> Plan | None:
-    """Decide everything; None if no step is left to make. Collective. Nothing in the run folder changes here.
+    """Decide everything; None if no step is left to make. Collective.
 
-    lock: a RunLock, behind which the run folder is read. resources: closes what the run holds.
+    lock: a RunLock; the run folder is made and locked here, and else unchanged. resources: closes what the run holds.
     """
     settings, config = completed(settings, world)
     shared = SharedModel(model_cut(settings, config), config, world, resources)
@@ -124,7 +124,7 @@ def plan_run(settings, world, lock, resources: ClosedTogether) -> Plan | None:
         positions = trained_positions(settings.init, config, settings.seq_len, checkpoint.facts if checkpoint else {})
     if not steps:
         return None
-    kept = start.kept_facts(checkpoint, identity)
+    kept = checkpoint.facts if checkpoint and start.exchanges_alike(checkpoint, identity) else {}
     bucket_bytes = None
     if settings.overlap:  # kept, as other buckets would add gradients in another order, and round otherwise
         bucket_bytes = kept.get("bucket_bytes") or bucket_size(settings.transport, links)
@@ -150,7 +150,7 @@ def plan_run(settings, world, lock, resources: ClosedTogether) -> Plan | None:
 
 
 def completed(settings, world) -> tuple[Settings, GPT2Config]:
-    """Return settings.checks.complete's, and end the job if there is no room for them. Collective."""
+    """Return (complete settings, model). End the job if settings contradict or a node lacks memory. Collective."""
     with world.together(UserError):
         settings, config = complete(settings, world.size)
     if world.rank == 0 and (line := derived.doubtful_warmup(settings)):
@@ -160,7 +160,7 @@ def completed(settings, world) -> tuple[Settings, GPT2Config]:
 
 
 def chosen_backend(settings, config, world, shared, threads: int, links: list[dict]) -> ChosenBackend:
-    """Return choose_backend's; a run that goes on chooses as it did before. Collective."""
+    """Choose backend, transport and strategy; --resume keeps what auto chose before. Collective."""
     kept = start.chosen_before(world, Path(settings.out) / "checkpoints") if settings.resume else None
     adamw = adamw_settings(settings)
     chosen = choose_backend(settings, config, shared.mesh.data_world, shared.layout, adamw, threads, links, kept)
@@ -175,7 +175,7 @@ def check_room(settings, config, world) -> None:
 
 
 def data_of(settings, vocab_size: int, world) -> tuple[Windows, Windows | None, dict]:
-    """Return open_data's. Collective.
+    """Return (training windows, validation windows or None, facts of the data). Collective.
 
     Rank 0 tokenizes a text if neither the user's cache folder nor the one beside the run folder has its tokens.
     """

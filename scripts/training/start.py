@@ -141,13 +141,7 @@ def check_same_run(checkpoint: Checkpoint, facts: dict) -> None:
 
 def exchanges_alike(checkpoint: Checkpoint, facts: dict) -> bool:
     """Return whether a run with these facts adds the same gradients in the same order as the checkpoint's run."""
-    names = "ranks", "strategy", CUT
-    return all(checkpoint.facts.get(name) == facts.get(name) for name in names)
-
-
-def kept_facts(checkpoint: Checkpoint | None, facts: dict) -> dict:
-    """Return the checkpoint's facts if the exchange must go on as it was, {} if it may change."""
-    return checkpoint.facts if checkpoint and exchanges_alike(checkpoint, facts) else {}
+    return all(checkpoint.facts.get(name) == facts.get(name) for name in ("ranks", "strategy", CUT))
 
 
 def restore(checkpoint: Checkpoint, strategy, layout, facts: dict, world, mesh=None) -> None:

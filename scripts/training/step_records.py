@@ -26,8 +26,8 @@ class StepRecords:
         self.stages = stages
         self._noted = {}
 
-    def of_step(self, step: int, reports: RankReports, norm: float, lr: float, step_s: float, skipped: bool) -> dict:
-        """Return the record. norm: of the gradients, before clipping. skipped: whether the update was skipped."""
+    def of_step(self, step: int, reports: RankReports, norm, lr: float, step_s: float, skipped: bool) -> dict:
+        """Return the record. norm: of the gradients, before clipping, or None. skipped: whether nothing was updated."""
         record = {
             "step": step,
             "loss": reports.loss,

@@ -24,9 +24,9 @@ class NoStageLinks:
 
 
 class Worker:
-    """Worker number `worker` of `workers`. Each takes a contiguous part of every global batch, in K microbatches of B.
+    """Worker number `worker` of `workers`. It takes a contiguous part of every global batch, in microbatches of B.
 
-    Step s = 0, 1, ... uses windows s*G .. (s+1)*G-1, with G = B K workers. So G alone decides which windows a step
+    Step s = 1, 2, ... uses windows (s-1) G to s G - 1, where G is global_batch. So G alone decides which windows a step
     uses, and with them the loss curve. The first microbatch writes the gradients and the others add to them. Without
     keeps_gradients each microbatch writes, because the strategy takes its gradients away.
 
@@ -56,7 +56,7 @@ class Worker:
         self.workers = workers
         self.keeps_gradients = keeps_gradients
         self.stage_links = stage_links or NoStageLinks()
-        self.micro_steps = len(actions) // 2
+        self.micro_steps = len(actions) // 2  # a forward and a backward each
         self.global_batch = model.batch_size * self.micro_steps * workers
         self.scale = 1.0 / (self.global_batch * model.sequence_length)
         shape = (len(model.kept), model.batch_size, model.sequence_length)
@@ -64,9 +64,8 @@ class Worker:
         self.targets = np.empty(shape, np.int32)
         self.counts_losses = model.shard.is_last and model.shard.tp_rank == 0
 
-    def gradients(self, step: int, gradients_final) -> float:
-        """Compute the gradients of step 1, 2, ... into the model's gradient buffer. Return this rank's part of the mean
-        loss.
+    def forward_backward(self, step: int, gradients_final) -> float:
+        """Compute a step's gradients into the model's gradient buffer. Return this rank's part of the mean loss.
 
         gradients_final(start, stop) is called as soon as a range is final: in the last microbatch, or in each one if
         gradients are not kept.
@@ -100,7 +99,7 @@ class Worker:
             self.train.read(first + micro_step * self.model.batch_size, self.inputs[slot], self.targets[slot])
         if not shard.is_first:
             self.stage_links.receive(DOWN, self.model.inputs(slot))
-        with self.tracer.phase("forward"):
+        with self.tracer.phase("forward"):  # it scales the gradients, and returns the plain sum
             loss = self.model.forward(self.inputs[slot], self.targets[slot], self.scale, slot) * self.scale
         if not shard.is_last:
             self.stage_links.send(DOWN, self.model.outputs)
@@ -146,22 +145,21 @@ class Worker:
         """Return the sum of the losses of `count` validation windows; 0 on stages before the last."""
         inputs = self.inputs[0]
         targets = self.targets[0]
-        shard = self.model.shard
         self.val.read(first, inputs[:count], targets[:count])
         # rows beyond the last window are computed and not counted
         inputs[count:] = 0
         targets[count:] = 0
-        if not shard.is_first:
+        if not self.model.shard.is_first:
             self.stage_links.receive(DOWN, self.model.inputs(0))
         losses = self.model.token_losses(inputs, targets)
-        if not shard.is_last:
+        if not self.model.shard.is_last:
             self.stage_links.send(DOWN, self.model.outputs)
             return 0.0
         return float(losses[:count].sum(dtype=np.float64))
 
     def seconds(self) -> tuple[float, float, float, float]:
-        """Return for this step: seconds of exchange that nothing hid, of computing gradients, of all phases so far, and
-        of waiting for neighbouring stages.
+        """Return for this step: seconds of exposed exchange, of computing gradients, of all phases so far, and of
+        waiting for neighbouring stages.
 
         Waiting for data counts as computing, as it makes the rank slow for the others in the same way.
         """
@@ -172,12 +170,12 @@ class Worker:
 class Server:
     """A rank that computes no gradients (--server dedicated). It adds nothing to the sums over the workers."""
 
-    def gradients(self, step: int, gradients_final) -> float:
+    def forward_backward(self, step: int, gradients_final) -> float:
         return 0.0
 
     def validation_loss(self, batches: int, after_batch: Callable[[], None] = lambda: None) -> tuple[float, int]:
         return 0.0, 0
 
     def seconds(self) -> tuple[float, float, float, float]:
-        """Return nan as computing time: a server is neither slow nor fast."""
+        """Return no times, and nan for computing: a server is neither slow nor fast, and averages leave it out."""
         return 0.0, math.nan, 0.0, 0.0

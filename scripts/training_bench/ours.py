@@ -45,7 +45,7 @@ def make_step(loop, step: int) -> tuple[float, float]:
     tracer = loop.tracer
     strategy = loop.strategy
     with tracer.step(step):
-        loss_part = loop.worker.gradients(step, strategy.gradients_final)
+        loss_part = loop.worker.forward_backward(step, strategy.gradients_final)
         norm = strategy.update(loop.learning_rate.at(step))
         with tracer.phase("wait"):
             reports = loop.meeting_point.meet(loss_part, None if strategy.clipping.skips else norm)

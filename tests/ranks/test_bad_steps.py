@@ -183,7 +183,7 @@ def of_last_step(runs, out) -> dict:
 @pytest.mark.ranks(2, 3)
 def test_an_infinite_gradient_in_the_last_step(comm, runs, monkeypatch, capsys):
     """Of one rank: its loss is good, and so are all parameters that are there."""
-    gradients = Worker.gradients
+    gradients = Worker.forward_backward
 
     def overflow(worker, step, gradients_final):
         def spoilt(start, stop):
@@ -193,7 +193,7 @@ def test_an_infinite_gradient_in_the_last_step(comm, runs, monkeypatch, capsys):
 
         return gradients(worker, step, spoilt)
 
-    monkeypatch.setattr(Worker, "gradients", overflow)
+    monkeypatch.setattr(Worker, "forward_backward", overflow)
     for number, flags in enumerate(cases()):
         text = ends_with(runs, capsys, f"{number}", "--strategy", *flags, "--eval-every", 0)
         whose = rf" \(rank 1 on {runs.world.host}\)" if "none" in flags else ""
@@ -206,7 +206,7 @@ def test_an_infinite_gradient_in_the_last_step(comm, runs, monkeypatch, capsys):
 @pytest.mark.ranks(2)
 def test_the_checkpoint_that_was_begun_before_is_completed(comm, runs, monkeypatch, capsys):
     """Its disk is so slow that the run has come to its end meanwhile."""
-    gradients, write = Worker.gradients, checkpoint_files.write_part
+    gradients, write = Worker.forward_backward, checkpoint_files.write_part
     arrived = threading.Event()
 
     def overflow(worker, step, gradients_final):
@@ -220,7 +220,7 @@ def test_the_checkpoint_that_was_begun_before_is_completed(comm, runs, monkeypat
         time.sleep(0.2)
         return write(*part)
 
-    monkeypatch.setattr(Worker, "gradients", overflow)
+    monkeypatch.setattr(Worker, "forward_backward", overflow)
     monkeypatch.setattr(checkpoint_files, "write_part", write_slowly)
     text = ends_with(runs, capsys, "run", "--strategy", "allreduce", "--eval-every", 0)
     assert comm.rank or text.startswith("error: the loss of step 5 is nan")
@@ -248,7 +248,7 @@ def test_an_update_whose_parameters_are_no_numbers(comm, runs, monkeypatch, caps
 @pytest.mark.ranks(2)
 def test_what_rounding_took_from_infinite_gradients_is_forgotten(comm, runs, monkeypatch):
     """One step is skipped, and not all after it."""
-    gradients = Worker.gradients
+    gradients = Worker.forward_backward
 
     def overflow(worker, step, gradients_final):
         loss = gradients(worker, step, gradients_final)
@@ -256,7 +256,7 @@ def test_what_rounding_took_from_infinite_gradients_is_forgotten(comm, runs, mon
             worker.model.gradients.flat[:100] = np.inf
         return loss
 
-    monkeypatch.setattr(Worker, "gradients", overflow)
+    monkeypatch.setattr(Worker, "forward_backward", overflow)
     rounded = ["--wire", "bfloat16", "--error-feedback", "--skip-outliers", 6]
     for name in (name for name, kind in STRATEGIES.items() if kind.traits.error_feedback):
         runs.run(name, "--strategy", name, *rounded)

@@ -95,14 +95,14 @@ def test_data_that_are_cut_while_training(comm, shared_path, monkeypatch):
 
     if comm.rank == 0:
         write_data(shared_path)
-    world, path, gradients = start_world(), shared_path / "train.bin", Worker.gradients
+    world, path, gradients = start_world(), shared_path / "train.bin", Worker.forward_backward
 
     def cut_then_compute(worker, step, gradients_final):
         if step == 3:
             os.truncate(path, 20_000)
         return gradients(worker, step, gradients_final)
 
-    monkeypatch.setattr(Worker, "gradients", cut_then_compute)
+    monkeypatch.setattr(Worker, "forward_backward", cut_then_compute)
     comm.Barrier()
     data = ["--train-data", path, "--val-data", shared_path / "val.bin"]
     with pytest.raises(UserError, match=f"^{path}: 20000 bytes, expected the 41024 that it had when it was opened"):

@@ -40,7 +40,7 @@ def main():
 
 
 def fail_in_step(fail, rank: str, step: int) -> None:
-    gradients = Worker.gradients
+    gradients = Worker.forward_backward
 
     def failing(worker, number, *arguments):
         if number == step and rank in ("all", str(MPI.COMM_WORLD.rank)):
@@ -50,7 +50,7 @@ def fail_in_step(fail, rank: str, step: int) -> None:
             return fail(worker, lambda: gradients(worker, number, *arguments))
         return gradients(worker, number, *arguments)
 
-    Worker.gradients = failing
+    Worker.forward_backward = failing
 
 
 def raise_error(worker: Worker, gradients) -> float:

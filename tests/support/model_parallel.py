@@ -152,7 +152,7 @@ class Training:
         for _ in range(count):
             self.steps_made += 1
             with self.tracer.step(self.steps_made):
-                loss = self.worker.gradients(self.steps_made, self.strategy.gradients_final)
+                loss = self.worker.forward_backward(self.steps_made, self.strategy.gradients_final)
                 norm = self.strategy.update(self.problem.lr)
             losses.append(self.world.comm.allreduce(loss))
             norms.append(self.world.comm.bcast(norm))

@@ -32,6 +32,7 @@ class Training(small.Training):
         super().__init__(world, name, MAX_NORM, segment_bytes=1000, **options)
 
     def _new_optimizer(self, start, stop):
+        self.state.append(stop - start)
         return self.optimizer_kind(small.KERNELS, self.layout, start, stop, AdamWSettings(eps=1e-4))
 
 
@@ -81,6 +82,19 @@ def test_late_messages_and_a_dawdling_rank_change_no_bit(name, options, nodes):
     losses = sum(found for _, found in kind)[:, 0]
     np.testing.assert_allclose(losses, numbers[:, 0], rtol=close)
     np.testing.assert_allclose(kind[0][1][:, 2], numbers[:, 2], rtol=close)
+
+
+@pytest.mark.parametrize("options", [{}, {"bucket_bytes": 400}], ids=str)
+@pytest.mark.parametrize("name", [name for name, kind in STRATEGIES.items() if kind.traits.overlaps])
+def test_a_rank_holds_the_optimizer_state_that_its_strategy_declares(name, options):
+    """The rank that holds most, up to a few parameters for each cut of a range."""
+    for nodes in [2], [1, 1], [2, 2], [1, 2]:
+        trainings = run_ranks(nodes, lambda world: Training(world, name, None, **options))
+        held = 2 * 4 * max(sum(training.state) for training in trainings)
+        size = trainings[0].layout.size
+        declared = STRATEGIES[name].traits.memory.of_rank(size, sum(nodes), len(nodes), bool(options)).optimizer
+        cuts = 16 * max(len(training.state) for training in trainings)
+        assert abs(held - declared) <= cuts, f"{nodes}: holds {held / 4 / size} vectors, declares {declared / 4 / size}"
 
 
 def test_a_bucket_is_full_when_it_holds_as_many_bytes():

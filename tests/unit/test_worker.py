@@ -56,14 +56,14 @@ def test_a_worker_takes_its_part_of_every_global_batch(step, worker):
     first = 12 * (step - 1) + 4 * worker
     scale = 1 / (12 * LENGTH)
     loss, expected = reference(range(first, first + 4), scale)
-    assert one.gradients(step, lambda start, stop: None) == pytest.approx(loss, rel=1e-6)
+    assert one.forward_backward(step, lambda start, stop: None) == pytest.approx(loss, rel=1e-6)
     np.testing.assert_allclose(gradients, expected, atol=1e-6)
 
 
 def test_gradients_are_final_in_the_last_micro_step():
     one, gradients, layout = new_worker(3, 0, 1)
     said = []
-    one.gradients(1, lambda start, stop: said.append((start, stop, gradients[start:stop].copy())))
+    one.forward_backward(1, lambda start, stop: said.append((start, stop, gradients[start:stop].copy())))
     assert [(start, stop) for start, stop, _ in said] == list(layout.final_ranges())
     for start, stop, values in said:
         np.testing.assert_array_equal(gradients[start:stop], values)
@@ -79,6 +79,6 @@ def test_gradients_that_are_taken_away_are_written_anew_in_each_micro_step():
         total[start:stop] += gradients[start:stop]
 
     loss, expected = reference(range(6), 1 / (6 * LENGTH))
-    assert one.gradients(1, final) == pytest.approx(loss, rel=1e-6)
+    assert one.forward_backward(1, final) == pytest.approx(loss, rel=1e-6)
     assert calls == list(layout.final_ranges()) * 3
     np.testing.assert_allclose(total, expected, atol=1e-6)
