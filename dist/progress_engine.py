@@ -1,7 +1,7 @@
 """Progress of exchanges: generators that yield what they wait for.
 
 An algorithm is written once, and runs after backward or between its kernels. An exchange yields anything with Test():
-an MPI request, or a Condition. All ranks start their exchanges in the same order.
+an MPI request, or a Condition; never None. All ranks start their exchanges in the same order.
 """
 
 from collections import deque
@@ -13,7 +13,10 @@ from dist.waiting import Condition, Pauses
 
 
 class ProgressEngine:
-    """Moves on the exchanges that were started. At most `in_flight` are under way at once; the others queue."""
+    """Moves on the exchanges that were started. At most `in_flight` have begun and not ended; the others queue.
+
+    While one waits for a message, others use the port. Each holds memory for the segments that it receives.
+    """
 
     def __init__(self, in_flight: int = 4):
         self._in_flight = in_flight
@@ -34,7 +37,7 @@ class ProgressEngine:
 
     def finish(self, exchange: Iterator | None = None) -> None:
         """Wait until all exchanges have ended, or the given one; the others move on meanwhile."""
-        self.wait(Condition(lambda: not self._is_under_way(exchange)))
+        self.wait(Condition(lambda: not self._is_unfinished(exchange)))
 
     def wait(self, request) -> None:
         """Wait until `request.Test()` is true, as `waiting.wait` does; exchanges move on meanwhile."""
@@ -45,18 +48,17 @@ class ProgressEngine:
             else:
                 pauses.sleep()
 
-    def _is_under_way(self, exchange: Iterator | None) -> bool:
-        under_way = [*self._queue, *self._live]
-        return bool(under_way) if exchange is None else exchange in under_way
+    def _is_unfinished(self, exchange: Iterator | None) -> bool:
+        unfinished = [*self._queue, *self._live]
+        return bool(unfinished) if exchange is None else exchange in unfinished
 
     def _move(self) -> bool:
-        """Move each exchange on as far as it goes. Return whether any moved."""
+        """Move each exchange on as far as it goes. Return whether any began or moved."""
+        moved = False
         while self._queue and len(self._live) < self._in_flight:
             exchange = self._queue.popleft()
-            request = next(exchange, None)
-            if request is not None:
-                self._live[exchange] = request
-        moved = False
+            self._live[exchange] = next(exchange, None)
+            moved = True
         for exchange, request in list(self._live.items()):
             while request is not None and request.Test():
                 request, moved = next(exchange, None), True

@@ -34,7 +34,7 @@ class Pauses:
 
 
 class Condition:
-    """Something to wait for besides MPI requests: another rank makes `holds()` true."""
+    """Something to wait for like an MPI request, by its `Test()`: another rank makes `holds()` true."""
 
     def __init__(self, holds: Callable[[], bool]):
         self.Test = holds

@@ -33,7 +33,7 @@ class WireFormat:
     operation: str = "mpi"
 
     @property
-    def rounds(self) -> bool:
+    def is_lossy(self) -> bool:
         return self.wire != "float32"
 
     @property
@@ -42,7 +42,7 @@ class WireFormat:
 
     def new(self, size: int) -> "Wire":
         """Return the Wire for vectors of `size` elements in host memory."""
-        if not self.rounds:
+        if not self.is_lossy:
             return PlainWire(self.segment_bytes)
         return BFloat16Wire(size, self.segment_bytes, self.error_feedback)
 
@@ -51,7 +51,6 @@ class Wire:
     """segment_bytes: the most that is sent at once (dist/probe/links.py). errors: what rounding took, or None."""
 
     dtype = np.dtype(np.float32)
-    rounds = False
     errors = None
 
     def __init__(self, segment_bytes: int):
@@ -97,7 +96,6 @@ class BFloat16Wire(Wire):
     the same element in the next exchange (Seide et al. 2014, Karimireddy et al. 2019).
     """
 
-    rounds = True
     dtype = np.dtype(np.uint16)  # MPI has no bfloat16: what travels are the bits, as whole numbers
 
     def __init__(self, size: int, segment_bytes: int, error_feedback: bool = False):

@@ -1,7 +1,7 @@
 """How gradients become updated parameters on every rank, from the simplest to the fastest.
 
 Where to start: base.py says what every strategy is given and must write, and reduce_bcast.py, sliced_in_turn.py,
-reduce_scatter.py and allreduce.py are pages of plain mpi4py calls. The others build on replicated.py and sharded.py:
+reduce_scatter.py and allreduce.py are pages of MPI collectives. The others build on replicated.py and sharded.py:
 ring.py, tree.py and sliced.py, then hierarchical.py and hierarchical_sharded.py, which know nodes, then zero_2.py and
 zero_3.py.
 

@@ -2,10 +2,10 @@
 
     Allreduce(gradients);  AdamW everywhere
 
-Each rank holds all optimizer state (2 D) and repeats the whole update. 2 (N-1)/N D in and out of each rank if the
-library picks a ring, or reduce-scatter and all-gather. PyTorch's DDP does the same. Use it where the site tuned it.
+Each rank holds all optimizer state (2 D) and repeats the whole update. A rank sends and receives 2 (N-1)/N D if the
+library picks a ring, or reduce-scatter and all-gather. PyTorch's DDP does the same. Use it where your MPI tunes it.
 
---overlap, over NCCL: each bucket that backward finishes is a call of its own, made by Replicated instead of this class.
+--overlap works over NCCL alone: Replicated, instead of this class, calls it for each bucket that backward finishes.
 """
 
 from dist.gpu.collectives import AllreduceCall

@@ -1,4 +1,4 @@
-"""What a strategy is given (Job), what it must write (`update`) and what it may write (four hooks)."""
+"""What a strategy is given (Job), and what it writes: `update`, and hooks and state where it needs them."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from strategies.traits import Traits
 class Job:
     """What a strategy works with.
 
-    world           this rank's place; `world.comm` has MPI's collectives for arrays where the buffers lie
+    world           this rank's place; `world.comm` has collectives for arrays in host memory, or for arrays on GPUs
     buffers         flat float32 `parameters`, filled, and `gradients`, (size,) each, size a multiple of the ranks. The
                     strategy's traits name their class, so they may be shared, sharded or on a GPU
     new_optimizer   (start, stop): an AdamW that holds state for that range only
@@ -75,10 +75,10 @@ class Strategy:
         self.clipping = job.clipping
         self.workers = self.comm.size
         self.worker = self.comm.rank
-        self.own = slice(0, self.parameters.shape[0])  # the range that this rank updates, by default all
+        self.own = slice(0, self.parameters.shape[0])  # the range that this rank updates, if it has an optimizer
         self.optimizer = None
 
-    def update(self, lr: float) -> float:
+    def update(self, lr: float) -> float | None:
         """Exchange and update: on return every rank holds the same new parameters.
 
         Return the global norm of the gradients before clipping, on rank 0 at least.
@@ -100,10 +100,10 @@ class Strategy:
         """
 
     def progress(self) -> None:
-        """Move on exchanges that are under way, without waiting. Called often during forward and backward."""
+        """Move on exchanges that are under way, without waiting. Called after each kernel with --overlap or stages."""
 
     def resumed(self) -> None:
-        """Bring what `state` returned, now filled from a checkpoint, to all ranks. Collective."""
+        """Renew memory that depends on `state`, now that a checkpoint has filled state and parameters. Collective."""
 
     def state(self) -> list[Updated]:
         """Return what this rank updates. The ranges of all ranks together are the whole buffer."""

@@ -2,10 +2,10 @@
 
 A bucket is a flat range that is exchanged together. Without overlap there is one bucket, the whole buffer, after
 backward. With overlap, the ranges that backward finishes are joined to buckets of at least `bucket_bytes`. Each starts
-at once, and `progress` moves them on between the kernels of backward.
+at once, and on the host `progress` moves them on between the kernels of backward.
 
-If the sparse embedding gradient is exchanged apart (Job.sparse), the head's buckets come first. The sparse rows come
-last, and dist/host/sparse_exchange.py adds them to the head's sums.
+If the sparse embedding gradient is exchanged apart (Job.sparse), the head's buckets come first: the head is the token
+embedding as output layer. The sparse rows come last, and dist/host/sparse_exchange.py adds them to the head's sums.
 """
 
 from dist.cost.overlap import of_buckets
@@ -14,8 +14,7 @@ from strategies.traits import Traits
 
 
 class Bucketed(Strategy):
-    """A subclass makes `exchange` and starts a bucket with it in `start_exchange`. If it can split the embedding it
-    also makes `sparse_exchange`, a SparseExchange, and starts that in `start_sparse`."""
+    """Subclasses have `exchange` and `start_bucket`; to split the embedding also `sparse_exchange`, `start_sparse`."""
 
     traits = Traits(wires=("float32", "bfloat16"), error_feedback=True, overlaps=True, overlap=of_buckets)
 
@@ -28,7 +27,7 @@ class Bucketed(Strategy):
         self.sparse = job.sparse
         self.head_stop = job.sparse.shape[0] * job.sparse.shape[1] if job.sparse else 0
 
-    def start_exchange(self, start: int, stop: int) -> None:
+    def start_bucket(self, start: int, stop: int) -> None:
         """Start the exchange of a bucket. Called once a step for each bucket, in the same order on all ranks."""
         raise NotImplementedError
 
@@ -36,14 +35,15 @@ class Bucketed(Strategy):
         """Start to add the sparse rows to the sums. Called once a step, after all buckets."""
 
     def gradients_final(self, start, stop):
+        # Ranges become final downwards, so the one that begins where the next bucket begins completes it.
         if self.overlapping and self.started < len(self.buckets) and self.buckets[self.started][0] == start:
             self._start_next()
 
     def progress(self):
         self.exchange.engine.progress()
 
-    def finish_exchange(self) -> None:
-        """Start the buckets that are left, and return when all are exchanged."""
+    def finish_buckets(self) -> None:
+        """Start the buckets that are left. On return their sums may be used: on a GPU work queued from now on waits."""
         while self.started < len(self.buckets):
             self._start_next()
         self.exchange.engine.finish()
@@ -66,7 +66,7 @@ class Bucketed(Strategy):
 
     def _start_next(self) -> None:
         self.started += 1
-        self.start_exchange(*self.buckets[self.started - 1])
+        self.start_bucket(*self.buckets[self.started - 1])
 
 
 def plan_buckets(final_ranges, bucket_bytes: int) -> list[tuple[int, int]]:

@@ -1,14 +1,14 @@
 """hierarchical: the node's gradients are summed in memory its ranks share, and the nodes' sums around a ring of nodes.
 
-    each bucket: its rails' rings of nodes, each adding its node's ranks' gradients on the way
-    AdamW: each rank its part of the node's shared parameters
+    each bucket: for each rail a ring of nodes, which adds the gradients of all ranks of a node on the way
+    AdamW: each rank on its part of the node's shared parameters
 
-A node's port carries 2 (M-1)/M D each way, the bound. The ranks of a node share the work: there are as many rails as
-the smallest node has ranks, and rank l of each node drives the ring of rail l, on its part of every bucket. A rank
-holds the optimizer state of its part (2 D / ranks of the node). A node holds the parameters once, so nothing is copied
-to share them. Halfway round, each sum is complete on one rank: the norm is summed up while the other half travels.
+A node's port carries 2 (M-1)/M D each way, the bound. Each bucket is cut into rails, as many as the smallest node has
+ranks. Local rank l of every node runs the ring of rail l, and leaves its sums in `node_sum`, the leader's gradients. A
+rank holds the optimizer state of its part (2 D / ranks of the node). A node holds the parameters once, in shared
+memory. After half of the ring each sum is complete on one rank: the norm is summed up while the other half travels.
 
-The node adds up the sparse rows of a split embedding where the ring leaves the head's sum of that stretch.
+With a split embedding the node that owns a chunk of the head's sum adds the sparse rows in it, after the ring.
 
 On GPUs the form is Replicated over dist/gpu/node_exchange.py. Ranks cannot read each other's GPU memory as they read a
 shared window, so messages make the sums of a node as well, and each rank has all parameters.
@@ -52,7 +52,7 @@ class Hierarchical(Bucketed):
         self.rails = range(self.comm.allreduce(world.local_size, MPI.MIN))
         self.rail = world.local_rank if world.local_rank in self.rails else None
         self.node_sum, *addends = self.node.local_gradients
-        # A rank without a rail has a ring, too, in which nothing is ever exchanged.
+        # A rank without a rail also makes a ring, which exchanges nothing, so that it has an engine and errors, too.
         rail_comm = self.comm.Split(world.local_rank, world.node)
         self.exchange = job.new_exchange(rail_comm, self.buckets, addends=addends)
         self.sparse_exchange = None
@@ -68,7 +68,7 @@ class Hierarchical(Bucketed):
         self.squares = EarlySum(self.comm, 0 if self.rail is None else early + bool(self.sparse))
         self.optimizer = job.new_optimizer(self.own.start, self.own.stop)
 
-    def start_exchange(self, start, stop):
+    def start_bucket(self, start, stop):
         self._arrive()
         if self.rail is not None:
             exchange = self._rail_exchange(*self._of_rail(start, stop))
@@ -88,7 +88,7 @@ class Hierarchical(Bucketed):
         return cut_range(start, stop, len(self.rails))[self.rail]
 
     def _cut_head(self, nodes):
-        """Return which node adds up the sparse rows of each stretch of this rail: where the ring leaves its sum."""
+        """Return [(chunk, node)] of the head's chunks of this rail: the node owns the sum, and adds the sparse rows."""
         if self.rail is None:
             return []
         parts = [self._of_rail(*bucket) for bucket in self.buckets if self.is_head(bucket[0])]
@@ -111,7 +111,7 @@ class Hierarchical(Bucketed):
 
     def update(self, lr):
         with self.tracer.phase("allreduce", bytes=self.bytes_summed):
-            self.finish_exchange()
+            self.finish_buckets()
             self._add_squares_of_head()
             squares = self.squares.result()
             self._meet_the_node()

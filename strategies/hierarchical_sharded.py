@@ -1,20 +1,22 @@
-"""hierarchical-sharded: between the two halves of the nodes' ring each node updates its shard of the parameters.
+"""hierarchical-sharded: the ring's reduce-scatter, AdamW on the node's shard, the ring's all-gather.
 
-    each bucket: its rails' ring reduce-scatters between nodes;  AdamW on the node's shard, its ranks a part each
-    each bucket: its rails' ring all-gathers of the parameters
+    each bucket: for each rail a ring reduce-scatter between nodes;  AdamW on the node's shard, each rank on its part
+    each bucket: for each rail a ring all-gather of the parameters
 
-The bytes of hierarchical, 2 (M-1)/M D through a node's port each way. A node holds 1/M of the optimizer state, a rank
-of it 2 D / N where nodes are alike (ZeRO-1). With rounding on the wire each rank also keeps float32
-masters of its part.
+Through a node's port go 2 (M-1)/M D each way. Without --overlap a rank holds 2 D / N of optimizer state where nodes are
+alike (ZeRO-1). With rounding on the wire each rank also keeps float32 masters of its part.
 
 --overlap: the all-gathers go on during the next forward, which waits for a range when it comes to use it. They are half
 of the exchange, but forward is a third of the compute. So ALL_REDUCED of the vector is all-reduced during backward,
 updated by every node as in hierarchical, and not gathered: two thirds of the exchange come before the update, one third
 after it. That part p costs memory: of the optimizer state a rank holds 2 D (p / ranks of its node + (1-p) / N).
 
-A split embedding is gathered last, beside all of forward. Before all gathers go the sparse rows that the next step
-looks up, from the nodes that have updated them. Its exchange has all of backward, too, so none of it is all-reduced,
-and more of the other buckets is.
+A split embedding is gathered last, beside all of forward. The rows that the next step looks up are fetched first, from
+the nodes that have updated them. The head's exchange has all of backward, too, so none of it is all-reduced, and more
+of the other buckets is.
+
+Protocol: after an update each local rank arrives, then again as each gather ends, in their order. So `at_update + k`
+arrivals mean that k gathers have ended. Forward awaits all (before_use) before backward arrives again.
 
 On GPUs the form is Sharded over dist/gpu/node_exchange.py, for the reason that hierarchical.py gives.
 """
@@ -49,25 +51,25 @@ class HierarchicalSharded(Hierarchical):
     )
 
     def _new_optimizers(self, job):
-        self.all_reduced = all_reduced_beside(self.head_stop / len(self.parameters)) if self.overlapping else 0
+        self.all_reduced = all_reduced_share(self.head_stop / len(self.parameters)) if self.overlapping else 0
         self.gathered = self.buckets[::-1]  # in the order in which forward uses them
         parts = [part for bucket in self.buckets for part in cut_range(*bucket, len(self.rails))]
         sharded = [(self._middle(*part), part[1]) for part in parts]
         replicated = [(part[0], self._middle(*part)) for part in parts if self.overlapping]
         self.squares_own = [slice(*_own_shard(job.world, *part)) for part in sharded + replicated]
-        if self.exchange.rounds:
+        if self.exchange.is_lossy:
             self._meet_the_node()  # the leader has filled the parameters, of which masters are copied
         self.sharded = [self._own_part(job, *_own_shard(job.world, *part)) for part in sharded]
         self.replicated = [self._own_part(job, *_share_in_node(job.world, *part), False) for part in replicated]
-        self.parts_gathered = len(self.gathered) + bool(self.sparse)  # the sparse rows of the next step come first
-        self.updated = -self.parts_gathered  # arrivals at the last update
+        self.gather_count = len(self.gathered) + bool(self.sparse)  # the sparse rows of the next step come first
+        self.at_update = -self.gather_count  # arrivals at the last update; all gathers of an earlier one have ended
         self.awaited = 0  # arrivals that this rank has waited for
         if self.sparse:
             self.sparse.await_parameters = lambda: self._await(1)
 
     def _own_part(self, job, start, stop, is_gathered=True):
         own = self.parameters[start:stop]
-        has_masters = is_gathered and self.exchange.rounds
+        has_masters = is_gathered and self.exchange.is_lossy
         return Updated(start, own.copy() if has_masters else own, job.new_optimizer(start, stop))
 
     def _middle(self, start, stop):
@@ -88,14 +90,14 @@ class HierarchicalSharded(Hierarchical):
         return self.sharded + self.replicated
 
     def resumed(self):
-        if self.exchange.rounds:
+        if self.exchange.is_lossy:
             self._use_masters()
             self._start_gathering()
-            self._await_arrivals(self.parts_gathered)
+            self._await_arrivals(self.gather_count)
 
     def update(self, lr):
         with self.tracer.phase("reduce_scatter", bytes=self.bytes_summed):
-            self.finish_exchange()
+            self.finish_buckets()
             self._meet_the_node()
         with self.tracer.phase("allreduce", bytes=8):
             squares = sum(self.sum_of_squares(self.node_sum[part]) for part in self.squares_own)
@@ -109,27 +111,27 @@ class HierarchicalSharded(Hierarchical):
         with self.tracer.phase("allgather", bytes=self.parameters.nbytes + sparse_bytes):
             self._start_gathering()
             if not self.overlapping:
-                self._await_arrivals(self.parts_gathered)
+                self._await_arrivals(self.gather_count)
         return norm
 
     def _use_masters(self):
-        """Write the masters into the parameters, the head's rounded: its sparse rows are sent before its all-gather."""
-        for one in self.sharded if self.exchange.rounds else ():
+        """Copy the masters into the parameters. Round the head at once: its rows are sent before its all-gather."""
+        for one in self.sharded if self.exchange.is_lossy else []:
             self.parameters[one.range] = one.parameters
             if self.is_head(one.start):
-                self.exchange.round(self.parameters, one.range.start, one.range.stop)
+                self.exchange.round_to_wire(self.parameters, one.range.start, one.range.stop)
 
     def _start_gathering(self):
         """Start all gathers. All ranks of the node have met since backward, so nobody uses the old parameters."""
         self._arrive()
-        self.updated = self.arrivals
+        self.at_update = self.arrivals
         if self.sparse:
             self.sparse.fetched = True
-        for index in range(self.parts_gathered):
+        for index in range(self.gather_count):
             if self.rail is None:
                 self._arrive()
             else:
-                self.exchange.engine.start(self._gather(self._rail_gathering(index), self.updated + index))
+                self.exchange.engine.start(self._then_arrive(self._rail_gathering(index), self.at_update + index))
 
     def _rail_gathering(self, index):
         if self.sparse and index == 0:
@@ -137,11 +139,11 @@ class HierarchicalSharded(Hierarchical):
         start, stop = self._of_rail(*self.gathered[index - bool(self.sparse)])
         return self.exchange.all_gather(self.parameters, self._middle(start, stop), stop)
 
-    def _gather(self, gathering, earlier):
-        """Gather a rail's part, and arrive after `earlier` arrivals."""
-        yield self.node.arrived(self.local_ranks, self.updated)
+    def _then_arrive(self, gathering, turn):
+        """Gather a rail's part. Arrive when `turn` arrivals have been made: they keep the order of the gathers."""
+        yield self.node.arrived(self.local_ranks, self.at_update)
         yield from gathering
-        yield Condition(lambda: self.arrivals == earlier)  # several are under way and may end in any order
+        yield Condition(lambda: self.arrivals == turn)  # several are under way and may end in any order
         self._arrive()
 
     def before_use(self, start, stop):
@@ -149,19 +151,19 @@ class HierarchicalSharded(Hierarchical):
         self._await(max(needed, default=0) + bool(self.sparse))
 
     def _await(self, count):
-        """Wait until the first `count` parts are gathered, and move on the others."""
+        """Wait until the first `count` gathers have ended, and move on the others."""
         self.progress()
-        if self.updated + count > self.awaited:
+        if self.at_update + count > self.awaited:
             with self.tracer.interruption("allgather"):  # `update` counted its bytes
                 self._await_arrivals(count)
 
     def _await_arrivals(self, count):
-        self.awaited = self.updated + count
+        self.awaited = self.at_update + count
         self.exchange.engine.wait(self.node.arrived(self.rails, self.awaited))
 
 
-def all_reduced_beside(head: float) -> Fraction:
-    """Return the share of the other buckets, in 24ths, that makes ALL_REDUCED of the vector. head: its share."""
+def all_reduced_share(head: float) -> Fraction:
+    """Return how much of each other bucket to all-reduce, in 24ths, so that ALL_REDUCED of the vector is."""
     return min(Fraction(1), Fraction(round(24 * float(ALL_REDUCED) / (1 - head)), 24))
 
 

@@ -1,8 +1,8 @@
 """Base class for strategies that call MPI's collectives on whole vectors.
 
-`comm` is mpi4py's communicator, or has its calls for float32 vectors and rounds them to the wire format itself
-(dist/host/wire_comm.py). Rounded parameters cannot accumulate small updates, so the rank that updates them then keeps
-float32 masters of its own.
+`comm` is a WireComm (dist/host/wire_comm.py), or a DeviceComm on GPUs: Reduce, Allreduce, Reduce_scatter_block, Bcast
+and Allgather of float32 vectors in place. A WireComm adds with --op and sends in the format of --wire. Rounded
+parameters cannot accumulate small updates, so the rank that updates them then keeps float32 masters of its own.
 """
 
 from strategies.base import Strategy, Updated
@@ -10,38 +10,38 @@ from strategies.traits import Traits
 
 
 class MpiCollectives(Strategy):
-    """A subclass calls `update_range` for the range it updates, and sends its parameters in `share`."""
+    """A subclass calls `take_range` for the range it updates, and sends that in `distribute_parameters`."""
 
     traits = Traits(wires=("float32", "bfloat16"), operations=("mpi", "own"))
 
     def __init__(self, job):
         super().__init__(job)
-        self.rounds = self.comm.item_bytes < self.parameters.itemsize
+        self.is_lossy = self.comm.item_bytes < self.parameters.itemsize  # fewer bits on the wire than in float32
         self.masters = self.parameters
 
-    def update_range(self, job, start: int, stop: int) -> None:
-        """Make this rank update [start, stop): `masters` (stop - start,) float32, with an AdamW."""
+    def take_range(self, job, start: int, stop: int) -> None:
+        """Make this rank the owner of [start, stop): `masters` (stop - start,) float32, with an AdamW."""
         self.own = slice(start, stop)
         self.optimizer = job.new_optimizer(start, stop)
         own = self.parameters[self.own]
-        self.masters = own.copy() if self.rounds else own
+        self.masters = own.copy() if self.is_lossy else own
 
     def update_own(self, gradients, lr: float, scale: float | None) -> None:
         """Update this rank's range by its summed gradients."""
         self.optimizer.update(self.masters, gradients, lr, scale)
         self._use_masters()
 
-    def share(self) -> None:
-        """Send this rank's own parameters to all ranks. Collective."""
+    def distribute_parameters(self) -> None:
+        """Send this rank's own parameters to all ranks; nothing if all ranks update alike. Collective."""
 
     def state(self):
         return [Updated(self.own.start, self.masters, self.optimizer)] if self.optimizer else []
 
     def resumed(self):
-        if self.rounds:
+        if self.is_lossy:
             self._use_masters()
-            self.share()
+            self.distribute_parameters()
 
     def _use_masters(self):
-        if self.optimizer and self.rounds:
+        if self.optimizer and self.is_lossy:
             self.parameters[self.own] = self.masters

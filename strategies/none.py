@@ -1,7 +1,6 @@
 """none: no exchange. Every rank updates its own parameters from its own gradients, so N models drift apart.
 
 The control for the plots: its step is compute only, and what another strategy takes longer is its exchange.
-Each rank holds parameters, gradients and all optimizer state; no bytes move.
 """
 
 from strategies.base import Strategy

@@ -2,9 +2,9 @@
 
     Reduce(gradients) to rank 0;  rank 0: clip, AdamW;  Bcast(parameters) from rank 0
 
-Only rank 0 holds optimizer state (2 D). Everything goes through its node's port: with a flat Reduce and Bcast
-(N - ranks on that node) D in and as much out, with trees log2(N) times D. Use it to see that, or where N is small.
-With server "dedicated" rank 0 computes no gradients, and N-1 ranks share the batch.
+Only rank 0 holds optimizer state (2 D; with --wire bfloat16 also masters, D). Through its node's port go about N D each
+way with a flat call, log2(N) D with a binomial tree, 2 to 3 D with MPICH's algorithms for long vectors. With server
+"dedicated" rank 0 computes no gradients, and N-1 ranks share the batch.
 """
 
 from dist.cost.memory import Memory
@@ -31,7 +31,7 @@ class ReduceBcast(MpiCollectives):
         super().__init__(job)
         self.serves = self.comm.rank == SERVER
         if self.serves:
-            self.update_range(job, 0, len(self.parameters))
+            self.take_range(job, 0, len(self.parameters))
         if job.server == "dedicated":
             self.workers = self.comm.size - 1
             self.worker = None if self.serves else self.comm.rank - 1
@@ -50,8 +50,8 @@ class ReduceBcast(MpiCollectives):
                 norm, scale = self.clipping.scale(self.sum_of_squares(self.gradients))
                 self.update_own(self.gradients, lr, scale)
         with self.tracer.phase("bcast", bytes=self.parameters.nbytes, root=SERVER):
-            self.share()
+            self.distribute_parameters()
         return norm
 
-    def share(self):
+    def distribute_parameters(self):
         self.comm.Bcast(self.parameters, root=SERVER)

@@ -2,11 +2,11 @@
 
     Reduce_scatter_block(gradients) -> own block;  AdamW on the own block;  Allgather(parameters)
 
-The optimizer state is sharded (ZeRO-1, Rajbhandari et al. 2020): 2 D / N a rank, and D / N for the block's sum.
-Each rank sends and receives 2 (N-1)/N D, the least possible with one rank a node. The size of the buffers is a multiple
-of the ranks, so all blocks have the same size.
+The optimizer state is sharded (ZeRO-1, Rajbhandari et al. 2020): 2 D / N a rank, and D / N for the block's sum; D / N
+more for float32 masters with --wire bfloat16. Each rank sends and receives 2 (N-1)/N D, the least possible with one
+rank a node. The size of the buffers is a multiple of the ranks, so all blocks have the same size.
 
---overlap, over NCCL: each bucket that backward finishes is a call of its own, made by Sharded instead of this class.
+--overlap works over NCCL alone: Sharded, instead of this class, calls it for each bucket that backward finishes.
 """
 
 import numpy as np
@@ -39,7 +39,7 @@ class ReduceScatter(MpiCollectives):
         super().__init__(job)
         block = self.parameters.shape[0] // self.comm.size
         self.block_sum = np.zeros_like(self.gradients[:block])  # in host memory or on a GPU, as the gradients are
-        self.update_range(job, self.comm.rank * block, (self.comm.rank + 1) * block)
+        self.take_range(job, self.comm.rank * block, (self.comm.rank + 1) * block)
 
     def update(self, lr):
         with self.tracer.phase("reduce_scatter", bytes=self.gradients.nbytes):
@@ -50,8 +50,8 @@ class ReduceScatter(MpiCollectives):
             norm, scale = self.clipping.scale(squares)
             self.update_own(self.block_sum, lr, scale)
         with self.tracer.phase("allgather", bytes=self.parameters.nbytes):
-            self.share()
+            self.distribute_parameters()
         return norm
 
-    def share(self):
+    def distribute_parameters(self):
         self.comm.Allgather(MPI.IN_PLACE, self.parameters)

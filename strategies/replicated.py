@@ -23,7 +23,7 @@ class Replicated(Bucketed):
         self.sparse_exchange = SparseExchange(self.comm, job.sparse, self._cut_rows()) if job.sparse else None
         self.squares_own = slice(*cut(len(self.gradients), self.comm.size)[self.comm.rank])
 
-    def start_exchange(self, start, stop):
+    def start_bucket(self, start, stop):
         self.exchange.start_allreduce(self.gradients, start, stop)
 
     def start_sparse(self):
@@ -39,7 +39,7 @@ class Replicated(Bucketed):
 
     def update(self, lr):
         with self.tracer.phase("allreduce", bytes=self.bytes_summed):
-            self.finish_exchange()
+            self.finish_buckets()
         with self.tracer.phase("allreduce", bytes=8):
             (squares,) = sum_everywhere(self.comm, self.sum_of_squares(self.gradients[self.squares_own]))
         with self.tracer.phase("update"):

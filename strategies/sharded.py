@@ -30,7 +30,7 @@ class ShardedUpdate(Strategy):
     @property
     def _has_masters(self) -> bool:
         """Whether this rank keeps its parts beside the parameters, because those are rounded on the wire."""
-        return self.exchange.rounds
+        return self.exchange.is_lossy
 
     def _own_parameters(self, job):
         """Return this rank's part of each range of the parameters."""
@@ -72,7 +72,7 @@ class ShardedUpdate(Strategy):
         return [Updated(bounds[part][0], self.own[part], optimizer) for part, optimizer in self.optimizers.items()]
 
     def resumed(self):
-        if self.exchange.rounds:
+        if self.exchange.is_lossy:
             self._share_parameters()
 
     def _reduce_scatter(self, start, stop):
@@ -87,7 +87,7 @@ class ShardedUpdate(Strategy):
 
 
 class Sharded(Bucketed, ShardedUpdate):
-    """Sharded bucket by bucket. On GPUs, and over MPI's rooted calls, each exchange is one queued call."""
+    """Sharded bucket by bucket. Between GPUs each exchange is one queued call."""
 
     def __init__(self, job):
         super().__init__(job)
@@ -98,10 +98,10 @@ class Sharded(Bucketed, ShardedUpdate):
     def _new_exchange(self, job):
         return job.new_exchange(self.comm, self.buckets)
 
-    def start_exchange(self, start, stop):
+    def start_bucket(self, start, stop):
         self.exchange.engine.start(self._reduce_scatter(start, stop))
 
     def update(self, lr):
         with self.tracer.phase(self.phases[0], bytes=self.gradients.nbytes):
-            self.finish_exchange()
+            self.finish_buckets()
         return super().update(lr)

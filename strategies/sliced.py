@@ -2,10 +2,9 @@
 
     for each r: Ireduce(gradients[slice r]) to r;  AdamW on the own slice;  for each r: Ibcast(parameters[slice r])
 
-The bytes of reduce-bcast, spread over all nodes' ports, both ways: while a rank receives its slice it sends its parts
-of the others'. Each rank holds the optimizer state of its slice, 2 D / N where nodes are alike. All updates wait for
-all slices, because the norm is that of the whole gradient. The calls are in dist/host/rooted.py; sliced_in_turn.py, the
-control beside it, makes them one after another.
+It sends as many bytes as reduce-bcast, spread over all nodes' ports, both ways: while a rank receives its slice it
+sends its gradients of the others. Each rank holds the optimizer state of its slice, 2 D / N where nodes are alike. All
+updates wait for all slices, because they need the norm of the whole gradient. The calls are in dist/host/rooted.py.
 
 --overlap: each bucket that backward finishes is sliced like this, and the broadcasts go on during the next forward.
 

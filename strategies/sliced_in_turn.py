@@ -1,10 +1,10 @@
-"""sliced-in-turn: the flat buffer is cut into N slices, and rank r is the server of slice r, one after the other.
+"""sliced-in-turn: the flat buffer is cut into N slices, and rank r is the root of slice r; the calls are made in turn.
 
     for each r: Reduce(gradients[slice r]) to r;  AdamW on the own slice;  for each r: Bcast(parameters[slice r])
 
-The bytes of reduce-bcast, but each node's port carries its share of them. Each rank holds 1/N of the optimizer state
+It sends as many bytes as reduce-bcast, spread over the nodes' ports. Each rank holds 1/N of the optimizer state
 (2 D / N). The N calls run one after another, so at any moment the port of one root's node is full and the others are
-idle. It is the control beside `sliced`, which has all of them under way at once.
+idle. Compare it with `sliced`, which has all calls under way at once: the difference is the gain of that.
 """
 
 from dist.cost.memory import Memory
@@ -28,7 +28,7 @@ class SlicedInTurn(MpiCollectives):
         super().__init__(job)
         slices = cut(self.parameters.shape[0], self.comm.size)
         self.slices = [slice(start, stop) for start, stop in slices]
-        self.update_range(job, *slices[self.comm.rank])
+        self.take_range(job, *slices[self.comm.rank])
 
     def update(self, lr):
         with self.tracer.phase("reduce", bytes=self.gradients.nbytes):
@@ -45,10 +45,10 @@ class SlicedInTurn(MpiCollectives):
             norm, scale = self.clipping.scale(squares)
             self.update_own(self.gradients[self.own], lr, scale)
         with self.tracer.phase("bcast", bytes=self.parameters.nbytes):
-            self.share()
+            self.distribute_parameters()
         return norm
 
-    def share(self):
+    def distribute_parameters(self):
         for root, part in enumerate(self.slices):
             parameters = self.parameters[part]
             with self.tracer.call("bcast", len(parameters) * self.comm.item_bytes, root):

@@ -14,7 +14,7 @@ class StreamExchange:
     """
 
     def __init__(self, kind, comm, ranges, wire_format: WireFormat = FLOAT32, one_at_a_time: bool = False):
-        self._exchange, self.rounds = kind(comm, ranges, wire_format), wire_format.rounds
+        self._exchange, self.is_lossy = kind(comm, ranges, wire_format), wire_format.is_lossy
         self.engine = StreamEngine(comm.device, comm.stream)
         size = max(stop for _, stop in ranges)
         self.errors = device_zeros(comm.device, size) if wire_format.error_feedback else None

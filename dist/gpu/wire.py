@@ -71,4 +71,4 @@ class DeviceBFloat16Wire:
 
 def new_device_wire(device, wire_format: WireFormat, size: int, longest: int):
     """Return the wire of that format for vectors on a GPU."""
-    return DeviceBFloat16Wire(device, size, longest) if wire_format.rounds else DeviceFloat32Wire()
+    return DeviceBFloat16Wire(device, size, longest) if wire_format.is_lossy else DeviceFloat32Wire()

@@ -3,14 +3,13 @@
     allreduce = HierarchicalAllReduce(world)          # once; collective
     allreduce(gradient)                               # as often as there is something to sum; collective
 
-    RingAllReduce          around a ring of all ranks (ring.py): 2 (N-1)/N D in and out of each; many bytes, one rank
-                           a node
-    TreeAllReduce          up and down two binary trees (tree.py): 2 log2(N) dependent messages; many ranks, few bytes
+    RingAllReduce          around a ring of all ranks: 2 (N-1)/N D in and out of each; many bytes, one rank a node
+    TreeAllReduce          up and down two binary trees: 2 log2(N) dependent messages; many ranks, few bytes
     HierarchicalAllReduce  MPI's sum in the node, a ring of the nodes' leaders, MPI's broadcast in the node: 2 (M-1)/M D
                            through a node's port; several ranks a node
 
 D: bytes of the array, N: ranks, M: nodes. Each sum is made once and then passed on: the same bits on every rank.
-Strategies exchange by ranges, during compute, and in bfloat16: see dist/host/exchange.py.
+The ring is host_ring.py, the trees host_tree.py. For strategies exchange.py has ranges, overlap with compute, bfloat16.
 """
 
 import itertools

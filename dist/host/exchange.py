@@ -2,16 +2,15 @@
 
 An exchange, here or between GPUs (dist/gpu/exchange.py), is made of (comm, ranges, wire_format) and has:
 
-    allreduce(vector, start, stop)          generator: all ranks get the sum of [start, stop)
-    reduce_scatter(vector, start, stop)     generator: each rank gets the sum of its own part
-    all_gather(vector, start, stop)         generator: all ranks get the owners' parts
-    engine                                  starts and moves on these generators, in one order on all ranks
-    start_allreduce(vector, start, stop)    starts an allreduce
-    own_part(start, stop)                   the part of a range that this rank owns, perhaps none
-    rounds                                  whether values arrive rounded
+    engine                                  starts and moves on exchanges, in one order on all ranks
+    is_lossy                                whether values arrive rounded
     errors                                  (size,) float32: what rounding took from this rank's sums so far, or None
+    start_allreduce(vector, start, stop)    for Replicated: starts to bring the sum of [start, stop) to all ranks
+    reduce_scatter(vector, start, stop)     for Sharded, an iterator for `engine`: each rank gets the sum of its part
+    all_gather(vector, start, stop)         the same: all ranks get the owners' parts
+    own_part(start, stop)                   the part of a range that this rank owns, perhaps none
 
-Vectors are float32; the WireFormat says how they travel.
+Vectors are float32; the WireFormat says how they travel. Communicators are not freed: a job has one or a few exchanges.
 """
 
 import itertools
@@ -31,14 +30,14 @@ class RingExchange:
 
     addends: other vectors of this rank's node, added to its own on the way. one_at_a_time: an exchange starts when the
     last one has ended, so the wire needs memory for the longest range only, and a vector need only exist where it is
-    exchanged (dist/sharded.py).
+    exchanged (dist/sharded.py). Hierarchical also calls `allreduce`, an iterator, and `round_to_wire`.
     """
 
     def __init__(self, comm, ranges, wire_format: WireFormat = FLOAT32, addends=(), one_at_a_time: bool = False):
         self._comm, self._addends, self._one_at_a_time = comm.Dup(), addends, one_at_a_time
         self.engine = ProgressEngine(in_flight=1) if one_at_a_time else ProgressEngine()
         size = longest(ranges) if one_at_a_time else max(stop for _, stop in ranges)
-        self._wire, self.rounds = wire_format.new(size), wire_format.rounds
+        self._wire, self.is_lossy = wire_format.new(size), wire_format.is_lossy
         self.errors = self._wire.errors
         # Gathered values are not sums of this rank: their rounding must not mix with the errors that are fed back.
         self._gathering_wire = self._wire if one_at_a_time else replace(wire_format, error_feedback=False).new(size)
@@ -50,13 +49,13 @@ class RingExchange:
     def start_allreduce(self, vector, start: int, stop: int) -> None:
         self.engine.start(self.allreduce(vector, start, stop))
 
-    # These return generators, but are none: all ranks make exchanges, and so take tags, in the same order, whenever
-    # the exchanges begin to move.
+    # Plain methods that return generators: all ranks call them, and so take tags, in the same order, whenever the
+    # exchanges begin to move.
 
-    def allreduce(self, vector, start: int, stop: int, summed=host_ring.nothing):
-        """summed(start, stop) is called halfway, when the own part is summed and on its way to the others."""
+    def allreduce(self, vector, start: int, stop: int, on_own_chunk=host_ring.nothing):
         flat, start, stop = self._place(vector, start, stop)
-        return host_ring.allreduce(self._comm, flat, self._addends, start, stop, self._wire, next(self._tags), summed)
+        tag = next(self._tags)
+        return host_ring.allreduce(self._comm, flat, self._addends, start, stop, self._wire, tag, on_own_chunk)
 
     def reduce_scatter(self, vector, start: int, stop: int):
         flat, start, stop = self._place(vector, start, stop)
@@ -66,7 +65,7 @@ class RingExchange:
         flat, start, stop = self._place(vector, start, stop)
         return host_ring.all_gather(self._comm, flat, start, stop, self._gathering_wire, next(self._tags))
 
-    def round(self, vector, start: int, stop: int) -> None:
+    def round_to_wire(self, vector, start: int, stop: int) -> None:
         """Round values of a vector to what the other ranks will gather."""
         self._gathering_wire.rounded(vector, start, stop)
 
@@ -81,7 +80,7 @@ class TreeExchange:
     def __init__(self, comm, ranges, wire_format: WireFormat = FLOAT32):
         self._comm = comm.Dup()
         self.engine = ProgressEngine()
-        self._wire, self.rounds = wire_format.new(max(stop for _, stop in ranges)), wire_format.rounds
+        self._wire, self.is_lossy = wire_format.new(max(stop for _, stop in ranges)), wire_format.is_lossy
         self.errors = self._wire.errors
         self._tags = itertools.cycle(range(1, TAGS))
 

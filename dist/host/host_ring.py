@@ -5,7 +5,8 @@ rank r, and each rank adds its own values on the way. In the all-gather it trave
 rank sends to the next and receives from the one before, (N-1)/N of the vector in each half: no schedule moves less.
 
 Chunks travel in segments, passed on as they arrive, so the network waits neither for additions nor for the end of a
-step. Sends are posted when their data is final, receives ahead. Written as generators (progress_engine.py).
+step. A rank sends a segment once it has added to it, and posts receives ahead. These are generators for the
+ProgressEngine. wire: a dist.wire.Wire. tag: of this exchange's messages alone.
 """
 
 from collections import deque
@@ -16,18 +17,18 @@ from dist.ranges import cut_range
 
 
 def nothing(start: int, stop: int) -> None:
-    """Do nothing halfway."""
+    """Do nothing with the own chunk."""
 
 
-def allreduce(comm, flat, addends, start, stop, wire, tag, summed=nothing):
-    """Generator: replace flat[start:stop], float32, by the sum over the ranks of comm of flat and their `addends`.
+def allreduce(comm, flat, addends, start, stop, wire, tag, on_own_chunk=nothing):
+    """Generator: replace flat[start:stop], of wire.dtype or float32, by its sum over comm's ranks and their `addends`.
 
     addends: other vectors of this rank's node to add to its own (hierarchical), or none. Each sum is made once, in a
-    fixed order: the same bits on every rank and in every run. All ranks give the same range and tag. summed(start,
-    stop) is called halfway, when `own_chunk` is summed and on its way to the others.
+    fixed order: the same bits on every rank and in every run. All ranks give the same range and tag. on_own_chunk: see
+    all_gather.
     """
     sends = yield from _reduce_scatter(comm, flat, addends, start, stop, wire, tag)
-    yield from all_gather(comm, flat, start, stop, wire, tag, sends, summed)
+    yield from all_gather(comm, flat, start, stop, wire, tag, sends, on_own_chunk)
 
 
 def reduce_scatter(comm, flat, addends, start, stop, wire, tag):
@@ -63,11 +64,11 @@ def _reduce_scatter(comm, flat, addends, start, stop, wire, tag):
     return sends
 
 
-def all_gather(comm, flat, start, stop, wire, tag, earlier_sends=(), own_is_sent=nothing):
+def all_gather(comm, flat, start, stop, wire, tag, earlier_sends=(), on_own_chunk=nothing):
     """Generator: bring every owner's chunk of flat[start:stop] to every rank.
 
-    earlier_sends: of the same vector, in the order in which its segments come back. own_is_sent(start, stop) is called
-    when the own chunk is on its way.
+    earlier_sends: of the same vector, in the order in which its segments come back. on_own_chunk(start, stop) is called
+    once, when this rank's chunk is final and its sends are posted, not when they have completed.
     """
     size, rank = comm.size, comm.rank
     chunks = [wire.segments(*chunk) for chunk in cut_range(start, stop, size)]
@@ -85,7 +86,7 @@ def all_gather(comm, flat, start, stop, wire, tag, earlier_sends=(), own_is_sent
     for segment in chunks[rank] if size > 1 else ():
         wire.rounded(flat, *segment)
         send(wire.gathered(flat, *segment))
-    own_is_sent(*own_chunk(size, rank, start, stop))
+    on_own_chunk(*own_chunk(size, rank, start, stop))
     yield from _receive(
         comm, arriving, wire.receives_ahead, lambda i, low, high: wire.gathered(flat, low, high), take, tag,
         earlier_sends,
@@ -110,7 +111,7 @@ def _receive(comm, arriving, ahead, buffer_of, take, tag, earlier_sends=()):
             yield request
             take(index - ahead, arriving[index - ahead], buffer)
         if index < len(arriving):
-            if earlier_sends:
+            if earlier_sends:  # of the memory that the next receive overwrites
                 yield earlier_sends[index]
             buffer = buffer_of(index, *arriving[index])
             posted.append((buffer, comm.Irecv(buffer, source, tag)))

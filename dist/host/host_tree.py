@@ -17,7 +17,7 @@ from dist.ranges import cut_range
 
 
 def allreduce(comm, flat, start, stop, wire, tags):
-    """Return generators that, started in this order, replace flat[start:stop], float32, by the sum over comm's ranks.
+    """Return generators that, started in this order, replace flat[start:stop], of the wire's dtype, by the sum.
 
     The additions have the same order in every run. tags: two, for this exchange only; the same on all ranks.
     """

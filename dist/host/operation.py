@@ -15,7 +15,7 @@ _C_HANDLE = {4: ctypes.c_uint32, 8: ctypes.c_uint64}  # MPICH's are numbers, Ope
 
 def new_operation(wire_format: WireFormat) -> "MpiSum | OwnSum":
     """Return what adds vectors in that format, `op`; the caller closes it."""
-    return MpiSum() if wire_format.operation == "mpi" else OwnSum(wire_format.rounds)
+    return MpiSum() if wire_format.operation == "mpi" else OwnSum(wire_format.is_lossy)
 
 
 class MpiSum:

@@ -37,7 +37,7 @@ class RootedExchange:
 
     def __init__(self, comm, ranges, wire_format: WireFormat, placement: list[int], operation, on_call=None):
         self._comm, self._operation = comm.Dup(), operation
-        self._wire, self.rounds = wire_format.new(max(stop for _, stop in ranges)), wire_format.rounds
+        self._wire, self.is_lossy = wire_format.new(max(stop for _, stop in ranges)), wire_format.is_lossy
         length = max(1, PIECE_SEGMENTS * wire_format.segment_bytes // wire_format.item_bytes)
         self._own = {part: cut_by_node(placement, *part)[comm.rank] for part in ranges}
         self._pieces = {part: pieces_of(placement, *part, length) for part in ranges}

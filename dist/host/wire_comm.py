@@ -7,15 +7,15 @@ from dist.wire import WireFormat, round_to_bfloat16, widen
 
 
 class WireComm:
-    """A communicator whose collectives add with `operation`, an MPI.Op, and send bfloat16 where the format says so.
+    """A communicator whose collectives below add with `operation`, an MPI.Op, and send bfloat16 if the format says so.
 
     Vectors are float32 and contiguous; each call works in place. Bcast and Allgather also round the sender's values, so
-    all ranks have the same bits. Everything else is the communicator's.
+    all ranks have the same bits. Other calls are the communicator's: --wire and --op do not apply to them.
     """
 
     def __init__(self, comm, wire_format: WireFormat, operation):
         self._comm = comm
-        self._rounds = wire_format.rounds
+        self._is_lossy = wire_format.is_lossy
         self._half = np.zeros(0, np.uint16)  # MPI has no bfloat16: the bits travel as whole numbers
         self.operation = operation
         self.item_bytes = wire_format.item_bytes
@@ -43,7 +43,7 @@ class WireComm:
         """Sum `send`, and give each rank its block of the sum."""
         wire = self._room(send, beside=len(block))
         self._pack(send, wire)
-        received = self._half[len(send) : len(send) + len(block)] if self._rounds else block
+        received = self._half[len(send) : len(send) + len(block)] if self._is_lossy else block
         self._comm.Reduce_scatter_block(wire, received, self.operation)
         self._unpack(received, block)
 
@@ -70,16 +70,16 @@ class WireComm:
 
     def _room(self, vector, beside: int = 0):
         """Return the memory that a vector is sent from: its own, or room for as many bfloat16 numbers."""
-        if not self._rounds:
+        if not self._is_lossy:
             return vector
         if len(self._half) < len(vector) + beside:
             self._half = np.zeros(len(vector) + beside, np.uint16)
         return self._half[: len(vector)]
 
     def _pack(self, vector, wire) -> None:
-        if self._rounds:
+        if self._is_lossy:
             round_to_bfloat16(vector, wire)
 
     def _unpack(self, wire, vector) -> None:
-        if self._rounds:
+        if self._is_lossy:
             widen(wire, vector)

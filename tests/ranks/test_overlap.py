@@ -179,7 +179,7 @@ def test_nobody_uses_parameters_that_have_not_arrived(comm, monkeypatch):
     gates.let_go.add(second_stop)
     for _ in range(100):
         strategy.progress()
-        assert not strategy.node.arrived(strategy.rails, strategy.updated + 1).Test()
+        assert not strategy.node.arrived(strategy.rails, strategy.at_update + 1).Test()
         time.sleep(1e-4)
     comm.Barrier()
     if strategy.rail is not None:

@@ -14,7 +14,7 @@ from scripts.settings.checks import complete
 from scripts.settings.memory import bytes_of_rows
 from scripts.settings.split_embedding import expected_rows, is_split, most_rows, rows_of_nodes, rows_of_text
 from scripts.settings.training import parse_settings
-from strategies.hierarchical_sharded import all_reduced_beside
+from strategies.hierarchical_sharded import all_reduced_share
 
 OVERLAPPED = ["--strategy", "hierarchical-sharded", "--overlap"]
 ON = ["--split-embedding", "on"]
@@ -101,4 +101,4 @@ def test_the_tokens_of_windows_are_inputs_and_targets():
 
 @pytest.mark.parametrize(("head", "share"), [(0.0, "1/3"), (1 / 3, "1/2"), (0.64, "11/12"), (0.9, "1")])
 def test_a_third_of_all_is_all_reduced(head, share):
-    assert all_reduced_beside(head) == Fraction(share)
+    assert all_reduced_share(head) == Fraction(share)
