@@ -105,8 +105,8 @@ def strategies_of(step: CutStep, limit: float) -> list[dict]:
     found = []
     for kind, memory in (fitting or held).items():
         overlaps = overlapping[kind]
-        exchange_s = known_exchange_s(step, kind, overlaps)
-        if exchange_s is not None:
+        with suppress(UnknownChoice):
+            exchange_s = step.exchange_s(kind, overlaps)
             update_s = step.training.update_s * step.updated_share(kind, overlaps)
             step_s = float(step.ends_s.max() + exchange_s + update_s)
             row = {"strategy": kind.name, "overlap": overlaps, "exchange_s": exchange_s}
