@@ -131,4 +131,18 @@ def libraries(ranks, model):
         yield Problem(NOTE, "GPU", text, INSTALL)
 
 
-CHECKS = (unused, occupied, libraries)
+def slowed(ranks, model):
+    """Find a power limit or a clock below the card's default."""
+    for what, name, unit, command in (
+        ("power limit", "power_w", "W", "nvidia-smi -pl {}"),
+        ("clock", "clock_mhz", "MHz", "nvidia-smi -rac"),
+    ):
+        low = ranks.where("own GPU", lambda own, name=name: 0 < own.get(name, 0) < own.get(f"default_{name}", 0))
+        if low:
+            own = low[0]["own GPU"]
+            default = own[f"default_{name}"]
+            text = f"the {what} of the GPU of {low.names} is {own[name]} {unit}, by default {default}"
+            yield Problem(SLOW, "GPU", text, f"{command.format(default)}, as root, or ask the site why")
+
+
+CHECKS = (unused, occupied, libraries, slowed)

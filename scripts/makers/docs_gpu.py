@@ -14,7 +14,7 @@ from dist.console import open_console
 from gpt2.files import write_json
 from scripts.makers.pages.faults import save
 from scripts.makers.pages.gpu_figure import NAMES, draw, title
-from scripts.makers.pages.page import FIGURES, ROOT, read, replace_block
+from scripts.makers.pages.page import FIGURES, ROOT, fenced, read, replace_block
 
 RESULTS = ROOT / "docs" / "gpu"
 MAIN = "gpt2-124M", 64  # model and batch size of the figure
@@ -56,7 +56,8 @@ def blocks() -> dict[str, dict[str, str]]:
     tests = read(next(RESULTS.glob("*_tests.json")))
     speed = f"{speed_table(step_reports())}\n\n{measured_on(step_reports(), tests)}"
     figure = f"![{title(main_reports())}](docs/figures/gpu.png)\n\n{measured_on(main_reports(), tests)}"
-    return {"README.md": {"gpu_figure": figure}, "docs/gpu.md": {"gpu_speed": speed}}
+    run = run_block((RESULTS / "h200_train.txt").read_text())
+    return {"README.md": {"gpu_figure": figure}, "docs/gpu.md": {"gpu_speed": speed, "gpu_run": run}}
 
 
 def step_reports() -> list[dict]:
@@ -92,6 +93,14 @@ def speed_table(reports: list[dict]) -> str:
 
 def cell(contender: dict, key: str, factor: float, digits: str) -> str:
     return f"{contender[key] * factor:{digits}}" if key in contender else "-"
+
+
+def run_block(text: str) -> str:
+    """Return a training's output as it was printed, without its table of settings."""
+    comment, _, output = text.partition("\n")
+    header, _, steps = output.split("\n\n")
+    shown = fenced("\n\n".join((header, "[all settings]", steps)))
+    return f"{shown}\n\nMeasured at {comment.removeprefix('# ')}."
 
 
 def measured_on(reports: list[dict], tests: dict) -> str:

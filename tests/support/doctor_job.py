@@ -40,6 +40,7 @@ def rank_facts(rank: int, ranks_per_node: int = 2, nodes: int = 4) -> dict:
             "cupy": "14.0", "count": 2, "problem": None, "runtime_cuda": 13000, "driver_cuda": 13010,
             "index": local_rank, "name": "H200", "id": f"0000:0{local_rank}", "free": 140 * GB,
             "total": 141 * GB, "nccl_missing": None, "mpi_is_gpu_aware": False, "cudnn": 91002, "cublaslt": 130100,
+            "power_w": 700, "default_power_w": 700, "clock_mhz": 1980, "default_clock_mhz": 1980,
         },
         "threads": 4,
         "speed": 90e9 + rank * 1e8,

@@ -111,6 +111,12 @@ CASES = {
          "is of CUDA 12, and CuPy or cuBLAS of CUDA 13", "cuda12"),
         (change("own GPU", NO_GPU | {"driver_cuda": 12080, "runtime_cuda": 13000}, *NODE_1), FAIL, "CUDA 12", ""),
     ],
+    "slowed": [
+        (change("own GPU/power_w", 400, 3), SLOW, "power limit of the GPU of rank 3 on node1 is 400 W, by default 700",
+         "nvidia-smi -pl 700"),
+        (change("own GPU/clock_mhz", 1200, *NODE_1), SLOW, "clock of the GPU of ranks 2-3 on node1 is 1200 MHz, by",
+         "nvidia-smi -rac"),
+    ],
     "used_by_others": [(change("own GPU/free", 41 * GB, 3), SLOW, "100 GB of the GPU of rank 3 on node1", "nvidia")],
     "transport": [
         (change("own GPU/nccl_missing", "no libnccl.so.2"), SLOW,
