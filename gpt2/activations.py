@@ -1,4 +1,4 @@
-"""The arrays of a model beside its parameters and gradients, and how many bytes they take."""
+"""Allocate a model's arrays other than parameters and gradients, and count their bytes."""
 
 import math
 from types import SimpleNamespace
@@ -17,10 +17,10 @@ def widths(config: GPT2Config, shard: ModelShard) -> tuple[int, int]:
 def new_activations(
     kernels, config: GPT2Config, shard: ModelShard, B: int, T: int, dtype, trains: bool
 ) -> SimpleNamespace:
-    """Allocate what forward of a batch of (B, T) tokens leaves for backward.
+    """Allocate the arrays that forward of a batch of (B, T) tokens keeps for backward.
 
     `layers`: the activations of each layer. `inputs` (B * T, C): where the first layer's residual stream begins. In the
-    last stage also what the classifier needs. trains: False for a model that only runs forward. Each LayerNorm (ln1,
+    last stage also the classifier's arrays. trains: False for a model that only runs forward. Each LayerNorm (ln1,
     ln2, lnf) has its input `residual`, its output `out`, and each row's `mean` and `rstd`.
     """
     N = B * T

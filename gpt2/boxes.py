@@ -1,7 +1,7 @@
-"""Read a model that was stored in some model shards as any other shards (model_shards.py).
+"""Read a stored model into other model shards than those it was stored in (model_shards.py).
 
 A shard's tensor is a box of the whole model's tensor, with elements in the same order. So the intersection of two
-shards' tensors is a box, too. It is read tensor by tensor, some rows at a time.
+shards' tensors is a box, too. Tensors are read one after another, some rows at a time.
 """
 
 import math
@@ -33,7 +33,7 @@ def read_range(layout: Layout, start: int, out: np.ndarray, stored: list[tuple[L
 
 
 def intersection(one: Box, other: Box) -> Box | None:
-    """Return the box that two boxes have in common, or None."""
+    """Return the intersection of two boxes, or None."""
     box = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return box if all(start < stop for start, stop in box) else None
 

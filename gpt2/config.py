@@ -31,7 +31,7 @@ class GPT2Config:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Vp: V rounded up to a multiple of 128, for faster matrix products. The pad takes no part in the loss."""
+        """V rounded up to a multiple of 128 (Vp), for faster matrix products. The pad takes no part in the loss."""
         return -(-self.vocab_size // 128) * 128
 
     @property
@@ -56,12 +56,12 @@ OTHER_NAMES = {  # Hugging Face's, and nanoGPT's
 
 
 def preset_name(name: str) -> str:
-    """Return our name of a preset that Hugging Face and nanoGPT name otherwise. Other names are returned unchanged."""
+    """Return our name of a preset that Hugging Face and nanoGPT name otherwise; return other names unchanged."""
     return OTHER_NAMES.get(name, name)
 
 
 def flops_per_token(config: GPT2Config, sequence_length: int, parameters: int) -> int:
-    """Return the floating-point operations per token, forward and backward: MFU's numerator.
+    """Return the floating-point operations per token, forward and backward, from which MFU is computed.
 
     As llm.c counts them (mfu.h): 6 N for the parameters, with those of the padded vocabulary, and 6 L C T for causal
     attention.

@@ -1,6 +1,6 @@
 """The tied token embedding: it embeds the tokens, and it is the weight of the classifier on top of the model.
 
-So its gradient has two terms. Backward computes the classifier's first, and adds the embedding's at the very end.
+So its gradient has two terms. Backward first computes the classifier's term, and adds the embedding's at the very end.
 """
 
 from gpt2.parameters import Parameters
@@ -21,20 +21,20 @@ class TiedEmbedding:
         self.layout = parameters.layout
 
     def embed(self, out, tokens, **options) -> None:
-        """out (N, C) = wte[tokens] + wpe, of tokens (B, T)."""
+        """Compute out (N, C) = wte[tokens] + wpe, of tokens (B, T)."""
         p = self.parameters
         self.before_use(*self.layout.ranges[0])
         self.kernels.embedding_forward(out.reshape(*tokens.shape, -1), tokens, p.wte, p.wpe, **options)
 
     def embed_backward(self, dout, tokens, accumulate: bool, gradients_final, **options) -> None:
-        """dwte[tokens] += dout (N, C), after classify_backward; dwpe = or += dout, summed over the batch."""
+        """Add dwte[tokens] += dout (N, C), after classify_backward; dwpe = or += dout, summed over the batch."""
         d = self.gradients
         dout = dout.reshape(*tokens.shape, -1)
         self.kernels.embedding_backward(d.wte, d.wpe, dout, tokens, accumulate, **options)
         gradients_final(*self.layout.ranges[0])
 
     def classify(self, kept, targets, gradient_scale: float, trains: bool, **options) -> None:
-        """kept.losses (N,) = cross entropy of kept.lnf.out (N, C) @ wte.T against targets (B, T).
+        """Compute kept.losses (N,) = cross entropy of kept.lnf.out (N, C) @ wte.T against targets (B, T).
 
         trains: also keep what classify_backward needs, with the gradient times gradient_scale.
         """
@@ -46,7 +46,7 @@ class TiedEmbedding:
         )  # fmt: skip
 
     def classify_backward(self, dinputs, kept, accumulate: bool, gradients_final, **options) -> None:
-        """dinputs (N, C) = dlogits @ wte;  dwte = or += dlogits.T @ kept.lnf.out.
+        """Compute dinputs (N, C) = dlogits @ wte;  dwte = or += dlogits.T @ kept.lnf.out.
 
         classify stored dlogits as kept.exponentials and kept.row_scale.
         """
@@ -57,13 +57,13 @@ class TiedEmbedding:
 
 
 class SparseEmbedding(TiedEmbedding):
-    """A tied embedding whose two uses are exchanged separately: few rows are looked up, the classifier uses all.
+    """A tied embedding whose two uses are exchanged separately: few rows are embedded, but the classifier uses all.
 
-    lookup (dist/sparse_gradient.py) has the rows that a step looks up. `lookup.values` (rows, C) has their parameters
-    during forward, from await_parameters() on, and their gradients, the sparse embedding gradient, from the first
-    backward's begin_gradients() on; gradients.wte has the classifier's term alone. `lookup.numbers(tokens)` is the row
-    of each token. Hooks are given the layout's split ranges, with the classifier's last, block by block, so that a
-    block's exchange overlaps with the products of the others. Without `lookup.has_parameters`, forward runs as in the
+    lookup (dist/sparse_gradient.py) has the rows that a step embeds. `lookup.values` (rows, C) holds their parameters
+    in forward, from await_parameters() on, and the sparse embedding gradient in backward, from the first
+    begin_gradients() on. gradients.wte holds the classifier's term alone. `lookup.numbers(tokens)` is the row of each
+    token. Hooks get the layout's split ranges. The classifier's range comes in blocks, so that a block's exchange
+    overlaps with the products of other blocks. Without `lookup.has_parameters`, forward runs as in the
     base class, on the whole wte.
     """
 

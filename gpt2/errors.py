@@ -1,4 +1,4 @@
-"""UserError, the one exception that means a mistake of the user, and how an OSError becomes one."""
+"""UserError, the one exception that means a mistake of the user, and the conversion of an OSError into it."""
 
 from contextlib import contextmanager
 

@@ -1,6 +1,6 @@
-"""Write files and folders atomically: after an interruption they are complete, or as before.
+"""Write files and folders atomically: after an interruption each is complete or unchanged.
 
-They only replace regular files. A link to a regular file stays, and its target is replaced.
+Only regular files are replaced. A link to a regular file stays, and its target is replaced.
 """
 
 import errno
@@ -32,7 +32,7 @@ KINDS = {
 
 
 def regular(path, flags: int) -> int:
-    """Opener for open() that refuses pipes and devices, which could wait for a writer forever."""
+    """Open a file, as an opener for open(). Refuse pipes and devices, which could wait for a writer forever."""
     refusal = OSError(errno.EINVAL, "not a regular file", str(path))
     try:
         handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
@@ -76,7 +76,7 @@ def temporary_files() -> Path | None:
 
 
 def _can_keep(folder: Path) -> bool:
-    """Try to write a file: permissions do not tell about read-only disks."""
+    """Return whether files can be kept in this folder, created if missing. Permissions hide read-only disks."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

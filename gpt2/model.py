@@ -6,8 +6,8 @@
         x = x + fcproj(gelu(fc(ln2(x))))
     loss = cross_entropy(lnf(x) @ wte.T, targets)
 
-x is the residual stream, and what a half block (attention or feed-forward) adds to it is a branch. One kernel adds a
-branch and its bias to the stream and computes the LayerNorm of the sum:
+x is the residual stream. A branch is the output of a half block (attention or feed-forward), to be added to x. One
+kernel adds a branch and its bias to the stream and computes the LayerNorm of the sum:
 
     residual = stream + branch + branch_bias;    out = LayerNorm(residual)
 
@@ -116,7 +116,7 @@ class GPT2:
         self._normalize(kept.lnf, stream, branch, self.scratch.branch_bias, p.lnf_weight, p.lnf_bias)
 
     def _normalize(self, norm, stream, branch, branch_bias, weight, bias):
-        """norm.residual = stream + branch + branch_bias;  norm.out = LayerNorm(norm.residual).
+        """Compute norm.residual = stream + branch + branch_bias;  norm.out = LayerNorm(norm.residual).
 
         The first layer has no branch (None); its stream is norm.residual already.
         """
@@ -146,10 +146,10 @@ class GPT2:
     # Backward
 
     def backward(self, accumulate: bool, gradients_final=no_hook, slot: int = 0) -> None:
-        """Write the gradients of the slot's forward, or add them if `accumulate` (all microbatches but the first).
+        """Write the gradients of the forward pass in the slot; `accumulate` adds them (all microbatches but the first).
 
-        gradients_final(start, stop) is called as soon as a flat range gets no further terms: the layout's final_ranges,
-        in their order.
+        gradients_final(start, stop) is called for the layout's final_ranges, in their order, as soon as a range's
+        gradients are final.
         """
         kept = self.kept[slot]
         layout = self.parameters.layout
@@ -179,7 +179,7 @@ class GPT2:
         gradients_final(*final_norm)
 
     def _feed_forward_backward(self, a, w, d, accumulate):
-        """dresidual += the gradient through fcproj(gelu(fc(ln2))) and ln2.
+        """Add to dresidual the gradient through fcproj(gelu(fc(ln2))) and ln2.
 
         dresidual is also the gradient of the branch, as the branch is added to the stream.
         """
@@ -191,7 +191,7 @@ class GPT2:
         self._normalize_backward(d.ln2_weight, d.ln2_bias, a.ln2, w.ln2_weight, accumulate)
 
     def _attention_backward(self, a, w, d, shape, accumulate):
-        """dresidual += the gradient through attproj(attention(qkv(ln1))) and ln1."""
+        """Add to dresidual the gradient through attproj(attention(qkv(ln1))) and ln1."""
         k = self.kernels
         s = self.scratch
         self._branch_bias_backward(d.attproj_bias, accumulate)
@@ -204,7 +204,7 @@ class GPT2:
         self._normalize_backward(d.ln1_weight, d.ln1_bias, a.ln1, w.ln1_weight, accumulate)
 
     def _normalize_backward(self, dweight, dbias, norm, weight, accumulate):
-        """dresidual += the gradient through a LayerNorm whose output has gradient dbranch.
+        """Add to dresidual the gradient through a LayerNorm whose output has gradient dbranch.
 
         dbranch_bias (C,) = the column sums of dresidual: the gradient of the bias that this LayerNorm's residual added.
         The half block below stores it first thing (_branch_bias_backward), since the gradients of its layer may have no
@@ -217,7 +217,7 @@ class GPT2:
         )  # fmt: skip
 
     def _branch_bias_backward(self, dbias, accumulate):
-        """dbias = or += dbranch_bias."""
+        """Compute dbias = or += dbranch_bias."""
         if accumulate:
             self.kernels.add(dbias, dbias, self.scratch.dbranch_bias)
         else:

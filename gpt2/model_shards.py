@@ -1,4 +1,4 @@
-"""Which tensors a rank holds where several ranks share a model: its tensor-parallel shard of its pipeline stage.
+"""The tensors that a rank holds if several ranks share a model: its tensor-parallel shard of its pipeline stage.
 
 Attention is cut by heads, the feed-forward block by columns, the vocabulary by rows (Shoeybi et al. 2019). Where the
 number does not divide, shards differ by one. Tensors that are not cut belong to tp rank 0, and the token embedding,
@@ -96,12 +96,12 @@ class Tensor:
 
     @property
     def decays(self) -> bool:
-        """Weight decay applies to matrices and embeddings, not to biases and LayerNorms."""
+        """True for matrices and embeddings, to which weight decay applies; False for biases and LayerNorms."""
         return len(self.shape) > 1
 
     @property
     def is_rows(self) -> bool:
-        """Whether the box is whole rows of the tensor, so that it is contiguous there."""
+        """True if the box is whole rows of the tensor, so that it is contiguous there."""
         return self.box[1:] == whole_box(self.whole_shape)[1:]
 
     @property

@@ -1,7 +1,7 @@
-"""From a range's gradients to its update: clipping by the global norm, the learning rate, and AdamW.
+"""Turn a range's gradients into its update: clipping by the global norm, the learning rate, and AdamW.
 
 AdamW works on any flat range. A rank that updates a range creates an AdamW for it, which holds the moments of that
-range only. Sharding the optimizer state takes no more than that.
+range only. Sharding the optimizer state needs nothing else.
 """
 
 import math
@@ -88,7 +88,7 @@ class LearningRateSchedule:
 
     @property
     def decay_steps(self) -> int:
-        """How many of the last steps lower the rate, unless warm-up takes longer."""
+        """The number of last steps that lower the rate, unless warm-up takes longer."""
         match self.name:
             case "constant":
                 return 0

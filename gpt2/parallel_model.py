@@ -34,18 +34,18 @@ class ParallelGPT2(GPT2):
         return self.scratch.dresidual
 
     def inputs(self, slot: int):
-        """(N, C): where the input of a stage that is not the first goes before forward."""
+        """Return the array (N, C) into which the caller copies the inputs of a stage that is not the first."""
         return self.kept[slot].inputs
 
     def forward(self, tokens, targets, gradient_scale: float, slot: int = 0) -> float:
-        """As GPT2.forward. A stage that is not the last returns 0."""
+        """Run forward as GPT2.forward. A stage that is not the last returns 0."""
         if self.shard.is_last:
             return super().forward(tokens, targets, gradient_scale, slot)
         self._transform(tokens, self.kept[slot])
         return 0.0
 
     def token_losses(self, tokens, targets):
-        """As GPT2.token_losses. A stage that is not the last returns None."""
+        """Compute losses as GPT2.token_losses. A stage that is not the last returns None."""
         if self.shard.is_last:
             return super().token_losses(tokens, targets)
         self._transform(tokens, self.kept[0])
@@ -54,7 +54,7 @@ class ParallelGPT2(GPT2):
     def backward(
         self, accumulate: bool, gradients_final=no_hook, slot: int = 0, accumulate_head: bool | None = None
     ) -> None:
-        """As GPT2.backward. accumulate_head replaces `accumulate` for the classifier, if it differs."""
+        """Run backward as GPT2.backward. accumulate_head replaces `accumulate` for the classifier, if it differs."""
         self.embedding.accumulate_head = accumulate if accumulate_head is None else accumulate_head
         super().backward(accumulate, gradients_final, slot)
 

@@ -29,8 +29,8 @@ class Layout:
     """Where each tensor lies in the flat buffer: `count` parameters, padded to `size`, a multiple of `multiple_of`.
 
     Tensor names: wte (Vp, C), wpe (context, C), layer.0.ln1_weight ... layer.{L-1}.fcproj_bias, lnf_weight, lnf_bias.
-    A model shard has those it holds in `tensors`. Those it uses but another rank holds are in `replicated`, the layout
-    of a second buffer (replicated_size,).
+    The tensors that a model shard holds are in `tensors`. Tensors that it uses but another rank holds are in
+    `replicated`, the layout of a second buffer (replicated_size,).
     """
 
     def __init__(self, config: GPT2Config, multiple_of: int = 1, shard: ModelShard | None = None):
@@ -49,7 +49,7 @@ class Layout:
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """The ranges that forward uses, in order: the embeddings, each layer, the final LayerNorm with the pad.
 
-        A model shard has those of its stage. Its last range may be empty, as only tp rank 0 holds the final LayerNorm.
+        A model shard has the ranges of its stage. The last may be empty, as only tp rank 0 holds the final LayerNorm.
         """
         starts = [0] if self.shard.is_first else []
         starts += [self._start_of(layer, ("ln1_weight", "qkv_weight")) for layer in self._layers]
@@ -100,7 +100,7 @@ class Layout:
 
     @property
     def layer_ranges(self) -> tuple[tuple[int, int], ...]:
-        """Those of `ranges` that are layers."""
+        """The ranges of the layers."""
         first = 1 if self.shard.is_first else 0
         return self.ranges[first : first + len(self._layers)]
 
@@ -223,7 +223,7 @@ def initialize(parameters: Parameters, seed: int, filled=no_hook) -> None:
 
 
 def _draw(random, tensor: Tensor, own: Tensor | None, parameters: Parameters, deviation: float) -> None:
-    """Draw a tensor of the whole model, and keep the box that the shard holds of it. own: None if it holds none.
+    """Draw a tensor of the whole model, and keep the box of it that the shard holds. own: None if it holds none.
 
     Drawing rows one after another gives the same numbers as drawing the tensor at once. wte's pad rows become 0.
     """
@@ -240,7 +240,7 @@ def _draw(random, tensor: Tensor, own: Tensor | None, parameters: Parameters, de
 
 
 def _keep_rows(view: np.ndarray, own: Tensor, first: int, rows: np.ndarray) -> None:
-    """Copy into the shard's view (box_shape) what it holds of the rows of a whole tensor that begin at row `first`."""
+    """Copy the part of these rows that the shard holds into its view (box_shape). The rows begin at row `first`."""
     begin, end = own.box[0]
     low = max(first, begin)
     high = min(first + len(rows), end)

@@ -6,13 +6,13 @@ Actions = list[tuple[str, int]]  # ("forward" or "backward", number of the micro
 
 
 def gpipe(stage: int, stages: int, microbatches: int) -> Actions:
-    """All forwards, then all backwards (Huang et al. 2019). Activations of all microbatches are held at once."""
+    """Order all forwards, then all backwards (Huang et al. 2019). Activations of all microbatches are held at once."""
     forwards = [("forward", index) for index in range(microbatches)]
     return forwards + [("backward", index) for index in range(microbatches)]
 
 
 def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> Actions:
-    """One forward for each later stage, then backward and forward in turns (PipeDream-flush, Narayanan et al. 2021).
+    """Order a forward per later stage, then backward and forward in turns (PipeDream-flush, Narayanan et al. 2021).
 
     Activations of at most stages - stage microbatches are held. The bubble is as long as GPipe's. A single stage does
     forward, backward, forward, backward.
@@ -28,7 +28,7 @@ SCHEDULES = {"1f1b": one_forward_one_backward, "gpipe": gpipe}
 
 
 def most_in_flight(actions: Actions) -> int:
-    """Return how many microbatches are between their forward and their backward at most."""
+    """Return the largest number of microbatches that are between forward and backward at once."""
     under_way = most = 0
     for action, _ in actions:
         under_way += 1 if action == "forward" else -1
@@ -42,13 +42,13 @@ def bubble(stages: int, microbatches: int) -> float:
 
 
 def operations(config: GPT2Config, sequence_length: int) -> tuple[int, int]:
-    """Return (of a layer, of the head) the operations per token, forward and backward, as llm.c counts them."""
+    """Return the operations per token of (a layer, the head), forward and backward, as llm.c counts them."""
     C = config.n_embd
     return 72 * C**2 + 6 * C * sequence_length, 6 * C * config.padded_vocab_size
 
 
 def layers_by_flops(config: GPT2Config, stages: int, sequence_length: int, least_last: int = 0) -> tuple[int, ...]:
-    """Return how many layers each stage gets so that the slowest stage is as fast as possible, counting the head.
+    """Return the layers of each stage that make the slowest stage as fast as possible, counting the head.
 
     The last stage, which has the head, gets at least `least_last` layers, each other stage at least one.
     """

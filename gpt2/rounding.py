@@ -19,14 +19,14 @@ def splitmix64(state: int) -> int:
 
 
 def step_seed(seed: int, step: int) -> int:
-    """Return the seed of a step's draws. Those of two steps, or of two seeds, are unrelated."""
+    """Return the seed of a step's draws. Draws of different steps, or with different seeds, are unrelated."""
     return splitmix64(splitmix64(seed) + step)
 
 
 class RoundedParameters:
     """A model's bfloat16 parameters `flat`, (size,) or Slots, rounded from float32 parameters.
 
-    An AdamW update writes its own range (`target`) in the same kernel launch as its step. Other ranks updated the other
+    An AdamW update rounds its own range into `target` in the kernel launch of its step. Other ranks update the other
     ranges: `missing` lists them, and `store` rounds them before use.
 
     round_parameters(target, values, rounding_seed, first): the kernel that rounds. seed: None rounds to nearest. step:
@@ -46,7 +46,7 @@ class RoundedParameters:
         return None if self._seed is None else step_seed(self._seed, self.step)
 
     def begin_update(self) -> None:
-        """Begin a step: every range of `flat` still holds the step before."""
+        """Begin a step: no range of `flat` has the new parameters yet."""
         self.step += 1
         self._written = []
 

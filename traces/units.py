@@ -2,12 +2,12 @@
 
 
 def count_text(number: int, noun: str, ending: str = "s") -> str:
-    """ "1 node", "5 nodes"; with the ending "es" "2 microbatches"."""
+    """Return "1 node", "5 nodes"; with the ending "es" "2 microbatches"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{ending}"
 
 
 def short_count(number: int) -> str:
-    """124439808 as "124.4M", 820 as "820"."""
+    """Shorten a count: 124439808 gives "124.4M", 820 gives "820"."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.1f}{unit}"
@@ -15,7 +15,7 @@ def short_count(number: int) -> str:
 
 
 def bytes_text(amount: float, digits: int = 3) -> str:
-    """ "27 MB", "1.2 GB", "340 kB"."""
+    """Return "27 MB", "1.2 GB", "340 kB"."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if amount >= size:
             number = amount / size
@@ -24,14 +24,14 @@ def bytes_text(amount: float, digits: int = 3) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """ "0.95 s", "120 ms", "0.4 ms"."""
+    """Return "0.95 s", "120 ms", "0.4 ms"."""
     if seconds >= 0.5:
         return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.2g} ms"
 
 
 def duration_text(seconds: float) -> str:
-    """ "0:07", "12:34", "3:05:00", "2 d 03:05:00"."""
+    """Return "0:07", "12:34", "3:05:00", "2 d 03:05:00"."""
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -41,19 +41,19 @@ def duration_text(seconds: float) -> str:
 
 
 def range_text(ends) -> str:
-    """ "225 to 262 ms", "405 ms to 0.54 s", of two numbers of seconds."""
+    """Return "225 to 262 ms", "405 ms to 0.54 s", from two numbers of seconds."""
     low, high = map(seconds_text, ends)
     number, unit = low.split()
     return f"{number if high.endswith(f' {unit}') else low} to {high}"
 
 
 def short_ms(ms: float, digits: int = 2) -> str:
-    """Milliseconds with `digits` significant digits, all digits before the point: 0.4, 4.2, 42, 421."""
+    """Return milliseconds with `digits` significant digits, all digits before the point: 0.4, 4.2, 42, 421."""
     return f"{ms:.{max(0, digits - len(str(int(ms))))}f}"
 
 
 def mfu_text(mfu: float, peak_underestimated: bool = False) -> str:
-    """A fraction in two digits: "46%", "4.6%".
+    """Return a fraction in two digits: "46%", "4.6%".
 
     peak_underestimated: a step exceeded the peak, which may have been measured on a busy machine: "at most 97% (...)".
     """
@@ -62,5 +62,5 @@ def mfu_text(mfu: float, peak_underestimated: bool = False) -> str:
 
 
 def ratio_text(ratio: float) -> str:
-    """ "1.8 times faster", "8% faster"."""
+    """Return "1.8 times faster", "8% faster"."""
     return f"{ratio:.1f} times faster" if ratio >= 1.2 else f"{ratio - 1:.0%} faster"

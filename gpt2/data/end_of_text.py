@@ -1,6 +1,6 @@
-"""GPT-2's end-of-text written out in a text, as in TinyStories: ordinary text, unless --split-documents is given.
+"""Split documents at GPT-2's end-of-text where a text spells it out, as TinyStories does.
 
-Then a document ends there, and the end-of-text belongs to neither document.
+It is ordinary text unless --split-documents is given. Then a document ends there, and neither document includes it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ OF_THE_FILES = "of the files"  # for Remarks
 
 
 def split_documents(chunks: Iterable[tuple[bool, str]]) -> Iterator[tuple[bool, str]]:
-    """Begin a new document after each end-of-text. chunks: as in gpt2/data/documents.py.
+    """Yield chunks in which each end-of-text begins a new document. chunks: as in gpt2/data/documents.py.
 
     A possible beginning of an end-of-text is held back until the next chunk.
     """

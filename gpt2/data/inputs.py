@@ -47,7 +47,7 @@ class Remarks:
         self._paths.setdefault(what, {}).setdefault(reason, []).append(path)
 
     def __str__(self) -> str:
-        """Such as "left out: 2 hidden (a/.git, a/.b.txt), 1 of unknown extension (a/b.csv)"; "" without a remark."""
+        """Return text like "left out: 2 hidden (a/.git, a/.b.txt), 1 of unknown extension (a/b.csv)"; "" if empty."""
         parts = (
             f"{what}: " + ", ".join(f"{len(paths)} {reason} ({names_of(paths)})" for reason, paths in reasons.items())
             for what, reasons in self._paths.items()
@@ -131,7 +131,7 @@ def files_of(folder: Path, remarks: Remarks) -> list[Input]:
 
 
 def paths_in(folder: Path, remarks: Remarks) -> Iterator[Path]:
-    """Yield what is not hidden in the folder and in those below it. Each is entered once, also with links to it."""
+    """Yield the paths in the folder and below it that are not hidden. Each folder is entered once, even with links."""
 
     def refuse(error: OSError):
         raise error
@@ -198,7 +198,7 @@ def blocks(source: Input) -> Iterator[bytes]:
 
 
 def zstd_blocks(path: Path) -> Iterator[bytes]:
-    """Unpack frame by frame: zstandard's own reader accepts a truncated file."""
+    """Yield unpacked bytes frame by frame, as zstandard's own reader accepts a truncated file."""
     try:
         import zstandard
     except ImportError as error:

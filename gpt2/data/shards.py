@@ -47,12 +47,12 @@ def write_shard(path: Path, tokens) -> None:
 class Shard:
     """An open shard: a sequence of tokens whose slices are read from the file.
 
-    A file that is removed or renamed over stays readable. One that is truncated or written to is refused: as a memory
+    A file that is removed or replaced stays readable. A file that is truncated or written to is refused: as a memory
     map it would end the process with SIGBUS, or silently give other tokens.
     """
 
     def __init__(self, path: Path, count: int):
-        """count: how many tokens the file holds. OSError: it cannot be opened."""
+        """Open the shard. count: how many tokens the file holds. OSError: it cannot be opened."""
         self.path = path
         self._count = count
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (open as long as the shard is)
@@ -62,7 +62,7 @@ class Shard:
         return self._count
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        """A slice without a step, at most 2^30 tokens: (n,) uint16, read-only.
+        """Read a slice without a step, at most 2^30 tokens: (n,) uint16, read-only.
 
         UserError: the file was changed since it was opened, or cannot be read.
         """

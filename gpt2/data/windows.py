@@ -1,7 +1,7 @@
-"""The endless stream of windows that training and evaluation read: window w is T+1 tokens, T inputs and T targets.
+"""The endless stream of windows that training and evaluation read. A window is T+1 tokens: T inputs and T targets.
 
-One integer, the next window's number, is the whole position: epoch w // count, window w % count of that epoch. It does
-not depend on the number of ranks, so a run can be split over any number of them, or resumed, and see the same data.
+The next window's number w is the whole position: epoch w // count, window w % count of that epoch. It does not depend
+on the number of ranks, so a run sees the same data on any number of ranks, and when it resumes.
 """
 
 import hashlib
@@ -20,17 +20,17 @@ COMPARED_TOKENS = 4096  # at the beginning of each shard; facts() takes their ch
 class Windows:
     """Numbered windows over shards; each lies inside one shard and gives T predictions.
 
-    Without shuffle, every epoch goes through the shards in order, window i of a shard beginning at token i*T: llm.c's
-    order. (llm.c drops the end of a shard that does not fill a global batch; here the batch goes on in the next shard.)
+    Without shuffle, every epoch reads the shards in llm.c's order: window i of a shard begins at its token i*T. (llm.c
+    drops the end of a shard that does not fill a global batch; here the batch goes on in the next shard.)
 
     With shuffle, epoch e has its own order of all windows and its own offset o in [0, T), drawn from (seed, e) alone:
-    window i of a shard begins at o + i*T, so that no two epochs cut the text at the same places. The count stays
-    (len-1)//T per shard in every epoch: where the offset pushes the last window beyond the shard's end, that window
-    begins at 0 instead, and covers the o tokens which the offset would skip.
+    window i of a shard begins at o + i*T, so that no two epochs cut the text at the same places. A shard
+    has (len-1)//T windows in every epoch. If the offset would push its last window beyond its end, that window begins
+    at 0 instead, and covers the o tokens that the offset skips.
     """
 
     def __init__(self, shards, sequence_length: int, shuffle: bool = False, seed: int = 0):
-        """shards: sequences of tokens whose slices are arrays (n,) uint16 (shards.py).
+        """Number the windows. shards: sequences of tokens whose slices are arrays (n,) uint16 (shards.py).
 
         UserError: T or seed out of range, no shard holds a window.
         """
@@ -54,7 +54,7 @@ class Windows:
 
     @property
     def count(self) -> int:
-        """Windows in an epoch, the same in every epoch; without shuffle, windows 0 .. count-1 are the whole set."""
+        """The number of windows in each epoch. Without shuffle, windows 0 .. count-1 are the whole set."""
         return self.first_window[-1]
 
     @property
@@ -63,16 +63,16 @@ class Windows:
 
     @property
     def description(self) -> str:
-        """How much data there is and where it came from, to begin a message with."""
+        """The amount of data and its source, for the beginning of a message."""
         lengths = [len(shard) for shard in self.shards]
         first = shard_name(self.shards[0], 0) if lengths else "no shards"
         others = f" and {len(lengths) - 1} more" if len(lengths) > 1 else ""
         return f"{first}{others}: {self.token_count} tokens in shards of at most {max(lengths, default=0)}"
 
     def facts(self, content: int) -> dict[str, int]:
-        """What tells other data from these: how much there is, how each shard begins, and the checksum of all content.
+        """Return facts that identify the data: counts of shards and tokens, how shards begin, a checksum of all tokens.
 
-        content: the sum over all parts of what `check` returns.
+        content: the sum of the checksums that `check` returned for all parts.
         """
         beginnings = 0
         for shard in self.shards:
@@ -83,8 +83,8 @@ class Windows:
     def read(self, first: int, inputs, targets) -> None:
         """Fill inputs and targets, both (B, T) int32, with windows first .. first+B-1 of the endless stream.
 
-        targets[b, t] is the token that follows inputs[b, t]. Any `first` >= 0 in any order; ascending is quickest,
-        because the order of one epoch only is kept (4 bytes a window, redrawn when another epoch is entered).
+        targets[b, t] is the token that follows inputs[b, t]. Calls may come in any order, but ascending
+        `first` is fastest: only one epoch's order is kept (4 bytes a window), and another epoch's is drawn anew.
         UserError: a shard's file was changed since it was opened.
         """
         T = self.sequence_length
@@ -95,14 +95,14 @@ class Windows:
             targets[row] = window[1:]
 
     def tokens(self, first: int, count: int) -> np.ndarray:
-        """The tokens of windows first .. first+count-1 of the endless stream, inputs and targets: int32, sorted, each
-        once."""
+        """Return the inputs and targets of windows first .. first+count-1 of the endless stream: tokens, int32, sorted,
+        each once."""
         inputs, targets = np.empty((2, count, self.sequence_length), np.int32)
         self.read(first, inputs, targets)
         return np.union1d(inputs, targets)
 
     def locate(self, number: int) -> tuple[int, int]:
-        """(shard, first token within it) of a window of the endless stream."""
+        """Return (shard, first token within it) of a window of the endless stream."""
         epoch, window = divmod(number, self.count)
         if self.shuffle:
             if epoch != self._epoch:
@@ -119,14 +119,14 @@ class Windows:
 
 
 def shard_name(shard, number: int) -> str:
-    """A shard's path; its number where it is only an array."""
+    """Return a shard's path, or its number if it is an array without a path."""
     return str(getattr(shard, "path", None) or f"shard {number}")
 
 
 def check(windows: Windows, global_batch: int, vocab_size: int, part: int = 0, parts: int = 1) -> int:
-    """UserError if an epoch is shorter than one global batch (in windows), or a token is beyond the vocabulary.
+    """Raise a UserError if an epoch has fewer windows than a global batch, or a token is beyond the vocabulary.
 
-    Every caller sees the first; the second is looked for in its own part only. Returns as check_tokens.
+    Only tokens of this part are checked. Returns the part's checksum, as check_tokens does.
     """
     if windows.count < global_batch:
         raise UserError(
@@ -137,11 +137,11 @@ def check(windows: Windows, global_batch: int, vocab_size: int, part: int = 0, p
 
 
 def check_tokens(shards, vocab_size: int, part: int = 0, parts: int = 1) -> int:
-    """UserError naming shard, position and id of the first token >= vocab_size.
+    """Raise a UserError that names shard, position and id of the first token >= vocab_size in this part.
 
-    Looks at part 0 <= part < parts of all blocks of SCAN_TOKENS, so that each rank can read its own share of the files;
-    only the rank that meets the token raises. Returns the part's checksum. The sum of all parts', modulo 2^64, is the
-    checksum of all tokens, however many parts there are.
+    Each rank can check its own part, 0 <= part < parts, of the blocks of SCAN_TOKENS. Only the rank whose part has the
+    token raises. Returns the part's checksum. The sum of all parts' checksums, modulo 2^64, is the checksum of all
+    tokens, for any number of parts.
     """
     blocks = ((number, start) for number, shard in enumerate(shards) for start in range(0, len(shard), SCAN_TOKENS))
     count = sum(-(-len(shard) // SCAN_TOKENS) for shard in shards)
@@ -159,9 +159,9 @@ def check_tokens(shards, vocab_size: int, part: int = 0, parts: int = 1) -> int:
 
 
 def block_checksum(shard: int, start: int, tokens: np.ndarray) -> int:
-    """64 bits of a block and its place, to be added up.
+    """Return a checksum (64 bits) of a block and its place. The checksums of blocks are added up.
 
-    Not the CRCs themselves: a sum of those stays the same when two blocks change places.
+    A plain sum of CRCs would not change if two blocks changed places.
     """
     place = f"{shard} {start} {zlib.crc32(np.ascontiguousarray(tokens, '<u2'))}"
     return int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest())

@@ -4,8 +4,8 @@ It is a safetensors file (safetensors.py), so other programs can read it. Its me
 
     {"run": "the number of the start of the run that wrote it", "m[0:1048576]": "crc32 of step, name and data", ...}
 
-A range is named ARRAY[START:STOP], in elements of the whole array. No range is longer than LONGEST, so that readers
-read little more than they need. The checksum also detects ranges that were moved, and files of another checkpoint. The
+A range is named ARRAY[START:STOP], in elements of the whole array. No range is longer than LONGEST, so a reader reads
+little more than it needs. The checksum also detects ranges that were moved, and files of another checkpoint. The
 run number, which checkpoint.json also has, detects two runs that wrote into one folder.
 """
 

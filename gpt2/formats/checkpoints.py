@@ -99,7 +99,7 @@ def remove_old(folder: Path, keep: int, every: int = 0) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what interrupted writers have left."""
+    """Remove the .part folders of interrupted writers."""
     for path in folder.glob("step-*"):
         if _step_of(path) is None or path.is_symlink() or not path.is_dir():
             continue
@@ -170,7 +170,7 @@ class Checkpoint:
         return read_range(wanted, start, out, [(self._layouts[begin], read) for begin, read in stored.items()])
 
     def _read_stored(self, name: str, read: Callable, start: int, out: np.ndarray) -> None:
-        """The same for an array as it is stored. read(stored range) returns its values."""
+        """Fill out from an array as it is stored. read(stored range) returns a range's values."""
         out.fill(0.0)
         ranges = self._ranges.get(name, [])
         for stored in ranges[bisect_right(ranges, start, key=attrgetter("stop")) :]:

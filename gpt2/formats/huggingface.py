@@ -104,7 +104,7 @@ def check_head(head: StoredTensor, start: int, wte: np.ndarray) -> None:
 
 
 def is_transposed(name: str, shape: tuple[int, ...]) -> bool:
-    """Return whether the tensor with our name is a Conv1D's there."""
+    """Return whether the tensor with our name is stored transposed (Conv1D) in their files."""
     return name.startswith("layer.") and len(shape) == 2
 
 

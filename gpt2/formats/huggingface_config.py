@@ -1,4 +1,4 @@
-"""Read and write the config.json of a GPT-2 of Hugging Face's transformers (GPT2Config there)."""
+"""Read and write the config.json of a GPT-2 of Hugging Face's transformers (their class GPT2Config)."""
 
 import json
 from pathlib import Path

@@ -31,7 +31,7 @@ OTHER = "other"
 
 @cache
 def byte_characters() -> dict[int, str]:
-    """Return {byte: its character}: itself if it is printable and no space, else one beyond 255."""
+    """Return {byte: its character}: the byte itself if it is printable and no space, else a character beyond 255."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
@@ -40,7 +40,7 @@ def byte_characters() -> dict[int, str]:
 def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
     """Return the merged pairs, in the order of the merged tokens' ranks. ranks: {token: rank}.
 
-    Each longer token was merged from two earlier ones: those that all earlier merges make of its bytes.
+    Each longer token was merged from two earlier ones. All earlier merges, applied to its bytes, leave these two.
     """
     pairs = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):

@@ -121,7 +121,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _left(top: Path, own: str, limit: str, usage: str, cached: str, shared: str) -> list[int]:
-    """Return what is left of the limits of a control group and its parents, up to `top`.
+    """Return how many bytes the limits of a control group and its parents, up to `top`, still allow.
 
     Cached file pages do not count as used, as the kernel frees them; cached pages of shared memory do.
     """
@@ -144,7 +144,7 @@ def _text(path: Path) -> str:
 
 
 def find(path: Path) -> tuple[ModuleType, Path]:
-    """The format's module, and the file or folder that it reads."""
+    """Return the format's module, and the file or folder that it reads."""
     with file_errors(path, "cannot look into it; check its permissions"):
         return _in_folder(Path(path)) if Path(path).is_dir() else _in_file(Path(path))
 
@@ -190,7 +190,7 @@ def _in_file(path: Path) -> tuple[ModuleType, Path]:
 
 
 def _fetch(path: Path) -> str:
-    """What to do where somebody means one of Hugging Face's models by its name; "" for other names."""
+    """Return advice if the path names one of Hugging Face's models; "" for other names."""
     if path.name not in OTHER_NAMES:
         return ""
     return (
@@ -200,7 +200,7 @@ def _fetch(path: Path) -> str:
 
 
 def _in_checkpoint(folder: Path) -> tuple[ModuleType, Path]:
-    """A checkpoint's own format; each is a line here."""
+    """Return the format of the parameters in a checkpoint, and their file or folder."""
     if (folder / checkpoints.MODEL).exists():
         return llmc, folder / checkpoints.MODEL
     if (folder / checkpoints.MARKER).exists():

@@ -1,6 +1,6 @@
 """A GPT-2 with a key-value cache: the forward pass of a new token computes only that token's row.
 
-The prompt is one forward pass over all its tokens. Each later token is one with a single row, whose matrix-vector
+One forward pass reads all tokens of the prompt. Each later token is a pass over a single row, whose matrix-vector
 products read every weight once. Runs on any kernel set.
 """
 
@@ -76,7 +76,7 @@ class CachedGPT2:
         self.length = 0
 
     def _normalize(self, a, branch_bias, weight, bias) -> None:
-        """stream += branch + branch_bias, normalized = LayerNorm(stream)."""
+        """Compute stream += branch + branch_bias, normalized = LayerNorm(stream)."""
         self.kernels.residual_layernorm_forward(
             a.stream, a.normalized, a.mean, a.rstd, a.stream, a.branch, branch_bias, weight, bias
         )

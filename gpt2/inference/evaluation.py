@@ -25,7 +25,7 @@ class Scorer:
         self._report = report
 
     def losses(self, rows: list[np.ndarray]) -> list[np.ndarray]:
-        """Return, for each row (n,) of tokens, 2 <= n <= context + 1, the losses (n - 1,) float64 of all but the first.
+        """Return the losses (n - 1,) float64 of all tokens but the first, for each row (n,), 2 <= n <= context + 1.
 
         The longest rows are computed first, so that a lack of memory shows at once. UserError: a loss is not finite.
         """

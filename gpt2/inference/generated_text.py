@@ -38,7 +38,7 @@ class Sampling:
             raise UserError(f"--top-p is {self.top_p}, expected above 0 and at most 1 (1: all tokens)")
 
     def choose(self, logits: np.ndarray, random: np.random.Generator) -> int:
-        """Draw a token with one number of `random`, with none at temperature 0. UserError: a logit is not finite."""
+        """Draw a token with one number of `random`; temperature 0 needs none. UserError: a logit is not finite."""
         if not np.isfinite(logits).all():
             raise UserError("the model's logits are not finite: the weights are damaged, or their training diverged")
         if self.temperature == 0:
@@ -104,7 +104,7 @@ def prompt_tokens(prompt: str, encoding: tiktoken.Encoding, splits: bool = False
 
 
 def check_prompt(prompt, config, most: int) -> None:
-    """UserError unless the model can read these tokens (n,), at most `most` at once."""
+    """Raise a UserError unless the model can read these tokens (n,), at most `most` at once."""
     if not 0 < len(prompt) <= most:
         of_model = "the model's context"
         advice = "shorten it"
@@ -158,5 +158,5 @@ def text_pieces(tokens: Iterable[int], encoding: tiktoken.Encoding) -> Iterator[
 
 
 def printable(text: str) -> str:
-    """Return the text with control characters replaced: a terminal would obey those of a model of bytes."""
+    """Return the text with control characters replaced: a byte model may generate them, and a terminal obeys them."""
     return text.translate(CONTROLS)

@@ -6,8 +6,8 @@ Each set decides what linear_gelu_forward and classifier_forward store in `saved
 their backwards. Shapes: B sequences, T positions, C channels, H heads, V tokens (Vp padded), N = B*T rows. Arrays come
 from `empty`, and no kernel allocates a large one.
 
-A branch is what half a block adds to the residual stream. residual_layernorm_forward adds the branch, and the bias of
-the branch's last product, to the stream. layernorm_backward writes the gradient of that sum and sums its columns, which
+A branch is the output of half a block. residual_layernorm_forward adds it, and the bias of the branch's last product,
+to the residual stream. layernorm_backward writes the gradient of that sum and sums its columns, which
 is the bias gradient.
 
 Tokens and targets are host (NumPy) integers in every set, sum_of_squares returns a Python float, and to_host a NumPy
@@ -21,8 +21,8 @@ sparse embedding gradient, classifier kernels get `blocks`, and classifier_forwa
 A bound set also has operand_dtype: the dtype of activations that are only operands of products (gpt2/activations.py),
 bfloat16 on CPUs. None means the parameters' dtype.
 
-With bfloat16 parameters (cupy only) adamw also gets the float32 master copy that gpt2.optimizer.AdamW keeps: it updates
-that, and rounds it into the parameters.
+With bfloat16 parameters (cupy only) adamw also gets the float32 master copy that gpt2.optimizer.AdamW keeps. It updates
+the master copy, and rounds it into the parameters.
 """
 
 from functools import partial

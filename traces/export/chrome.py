@@ -25,7 +25,7 @@ CATEGORY_OF |= dict.fromkeys(PIPELINE, "pipeline")
 
 
 def export(run: Run, path) -> list[Path]:
-    """Write the file. Returns [path]."""
+    """Write the file, and return [path]."""
     path = Path(path)
     spans = lay_out(run)
     sources = [lines for rank in spans.ranks for lines in _slices(rank)]
@@ -40,7 +40,7 @@ def export(run: Run, path) -> list[Path]:
 
 
 def _names(places: list[dict]) -> list[dict]:
-    """Events that name and sort nodes and ranks."""
+    """Return the events that name and sort nodes and ranks."""
     events = []
     hosts = {place["node"]: place["host"] for place in places}
     for node, host in hosts.items():
@@ -55,7 +55,7 @@ def _names(places: list[dict]) -> list[dict]:
 
 
 def _slices(rank: RankSpans) -> list[Lines]:
-    """A rank's steps and phases, and the waiting part and the transfer part of each exchange."""
+    """Return a rank's steps and phases, and the waiting part and the transfer part of each exchange."""
     steps = rank.steps
     phases = rank.phases
     exchanges = _chosen(phases, (*EXCHANGE, *PIPELINE))
@@ -84,14 +84,14 @@ def _phases(rank: RankSpans, spans: np.ndarray, arguments: tuple[str, ...]) -> L
 
 
 def _timed(rank: RankSpans, order: int, about: list[str], start, end, values=(), kinds=None) -> Lines:
-    """Slices from `start` to `end` (ns). about: templates of the rest of an event, with a place for each value."""
+    """Return slices from `start` to `end` (ns). about: templates of the rest of an event, with places for values."""
     who = f'"pid":{rank.place["node"] + 1},"tid":{rank.place["rank"] + 1}'
     templates = [f',\n{{"ph":"X",{who},"ts":%d.%03d,"dur":%d.%03d,{text}}}' for text in about]
     return Lines(start, order, templates, (*divmod(start, 1000), *divmod(end - start, 1000), *values), kinds)
 
 
 def _counter(node: int, rates: np.ndarray) -> Lines:
-    """MB/s with three decimals."""
+    """Return the counter of a node's ports: MB/s with three decimals."""
     template = (
         f',\n{{"ph":"C","pid":{node + 1},"ts":%d.%03d,"name":"ports MB/s","args":{{"in":%d.%03d,"out":%d.%03d}}}}'
     )

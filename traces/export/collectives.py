@@ -1,4 +1,4 @@
-"""The MPI collectives that exchanges appear as in other tools' formats, and their sizes."""
+"""The MPI collectives by which other tools show our exchanges, and their sizes."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class ExportedCollective:
     receives: str
 
     def sizes(self, bytes: np.ndarray, at_root: bool, ranks: int) -> tuple[np.ndarray, np.ndarray]:
-        """(sent, received) bytes of one rank. bytes: of the vectors of these calls; ranks: how many take part."""
+        """Return the (sent, received) bytes of a rank. bytes: of the calls' vectors; ranks: how many take part."""
         parts = {"none": 0 * bytes, "all": bytes, "share": bytes // ranks}
         parts["root"] = parts["all" if at_root else "none"]
         parts["others"] = parts["none" if at_root else "all"]

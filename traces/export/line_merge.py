@@ -17,7 +17,7 @@ HIGHEST_ORDER = 7
 
 @contextmanager
 def text_file(path: Path):
-    """Context manager: a new text file, gzipped if its name ends in .gz. Makes its folders."""
+    """Open a new text file, gzipped if its name ends in .gz. Make its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Level 3 takes half the time of the default level and a fifth more space.
     with gzip.open(path, "wt", compresslevel=3) if path.suffix == ".gz" else path.open("w") as file:
@@ -57,7 +57,7 @@ def write_merged(file, sources: list[Lines]) -> None:
 
 
 def _window_edges(sources: list[Lines]) -> np.ndarray:
-    """The edges of windows of about LINES_AT_ONCE lines, by the times of the source with the most lines."""
+    """Return edges of windows of about LINES_AT_ONCE lines, by the times of the source with the most lines."""
     total = sum(len(source.times) for source in sources)
     longest = max((source.times for source in sources), key=len)
     inner = longest[np.linspace(0, len(longest), total // LINES_AT_ONCE + 1, endpoint=False).astype(int)[1:]]

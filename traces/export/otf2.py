@@ -47,7 +47,7 @@ PHASE_ENDS, STEP_ENDS, STEP_BEGINS, PHASE_BEGINS = range(4)
 
 
 def export(run: Run, path) -> list[Path]:
-    """Write the archive into the folder `path`. Returns [path]."""
+    """Write the archive into the folder `path`, and return [path]."""
     path = Path(path)
     spans = lay_out(run)
     groups = communicators(run)
@@ -183,7 +183,7 @@ class RankEvents:
         )  # fmt: skip
 
     def _message(self, span: np.void) -> tuple:
-        """(the other rank, communicator, tag, bytes)."""
+        """Return (the other rank, communicator, tag, bytes)."""
         return int(span["root"]), self._definitions.comms[WORLD], MESSAGE_TAG, int(span["bytes"])
 
 

@@ -93,7 +93,7 @@ THREAD_FUNC         State As Is
 
 
 def export(run: Run, path) -> list[Path]:
-    """Write the three files. path: of the .prv or .prv.gz, or without the ending. Returns their paths."""
+    """Write the three files, and return their paths. path: of the .prv or .prv.gz, or without the ending."""
     path = Path(path)
     base = path.with_name(path.name.removesuffix(".gz").removesuffix(".prv"))
     prv = path if path.name.endswith(".prv.gz") else base.with_name(base.name + ".prv")
@@ -143,7 +143,7 @@ def _sources(spans: Spans, cpus: dict[int, int], groups: Communicators) -> list[
 
 
 def _event(who: str, *types: int, fixed: str = "") -> str:
-    """The template of an event line, with places for its time and a value of each type. fixed: follows them."""
+    """Return an event line's template, with places for its time and a value of each type. fixed: text after them."""
     return f"2:{who}:%d" + "".join(f":{number}:%d" for number in types) + f"{fixed}\n"
 
 
@@ -175,7 +175,7 @@ def _states(who: str, rank: RankSpans, end: int) -> list[Lines]:
 
 
 def _gaps(rank: RankSpans, end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(start, end, is in a step) of the time in no phase, from 0 to `end`, cut at the edges of steps."""
+    """Return (start, end, whether in a step) of the time in no phase, from 0 to `end`, cut at the edges of steps."""
     edges = np.unique(np.concatenate([[0, end], *(one[name] for one in (rank.phases, rank.steps)
                                                   for name in ("start", "end"))]))  # fmt: skip
     start = edges[:-1]
@@ -185,13 +185,13 @@ def _gaps(rank: RankSpans, end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _inside(times: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """Whether each time lies in one of the spans, the start included, the end not."""
+    """Return whether each time lies in one of the spans, which include their start but not their end."""
     ends = np.append(spans["end"], 0)  # times before the first span find the last entry, by index -1
     return ends[np.searchsorted(spans["start"], times, side="right") - 1] > times
 
 
 def _phases(who: str, rank: RankSpans, groups: Communicators) -> list[Lines]:
-    """Begins and ends of phases, with the MPI collectives."""
+    """Return the beginnings and ends of phases, with the MPI collectives."""
     is_mpi = np.array([name in mpi.COLLECTIVE_OF for name in NAMES])[rank.phases["phase"]]
     plain = rank.phases[~is_mpi]
     collectives = rank.phases[is_mpi]
@@ -207,7 +207,7 @@ def _phases(who: str, rank: RankSpans, groups: Communicators) -> list[Lines]:
 
 
 def _mpi_entries(who: str, rank: int, calls: np.ndarray, groups: Communicators) -> Lines:
-    """One template for each kind of call: the phase, whether it has a root, whether this rank is it."""
+    """Make one template for each kind of call: by its phase, whether it has a root, and whether that is this rank."""
     has_root = calls["root"] >= 0
     is_root = calls["root"] == rank
     kinds, which = np.unique(np.stack([calls["phase"], has_root, is_root], axis=1), axis=0, return_inverse=True)
@@ -231,7 +231,7 @@ def _mpi_entries(who: str, rank: int, calls: np.ndarray, groups: Communicators) 
 
 
 def pcf_text(strategy: str) -> str:
-    """The .pcf: names and colours of states, types and values. strategy: the run's label."""
+    """Return the .pcf: names and colours of states, types and values. strategy: the run's label."""
     states = "".join(f"{number}    {label}\n" for number, (label, _) in STATES.items())
     colours = "".join(f"{number}    {{{','.join(map(str, colour))}}}\n" for number, (_, colour) in STATES.items())
     types = [
@@ -260,7 +260,7 @@ def _event_type(types: dict[int, str], values: dict[int, str] | None = None) -> 
 
 
 def row_text(places: list[dict], cpus: dict[int, int]) -> str:
-    """The .row: names of CPUs, nodes, ranks and threads. cpus: {rank: CPU}, counted from 1.
+    """Return the .row: names of CPUs, nodes, ranks and threads. cpus: {rank: CPU}, counted from 1.
 
     CPUs come first: BSC's BasicAnalysis takes the number of processes from the first line.
     """

@@ -75,7 +75,7 @@ class Communicators:
 
 
 def communicators(run: Run) -> Communicators:
-    """The run's groups, each of them once."""
+    """Return the run's groups, each of them once."""
     numbers = groups(run)
     ranks = np.array(run.rank_numbers)
     members = [list(range(run.ranks[0].identity["ranks"]))]
@@ -90,7 +90,7 @@ def communicators(run: Run) -> Communicators:
 
 
 def _places(run: Run) -> list[dict]:
-    """Every rank's place, from config.json, or if that is lost, from the traces if all are there.
+    """Return every rank's place: from config.json, or from the traces if config.json is lost and no trace is.
 
     title: the rank's name. row: its position among the ranks, counted from 0.
     """
@@ -105,7 +105,7 @@ def _places(run: Run) -> list[dict]:
 
 
 def _spans_of(records: np.ndarray, waits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """One rank's phases and steps: arrays of SPAN on rank 0's clock."""
+    """Return one rank's phases and steps: arrays of SPAN on rank 0's clock."""
     spans = np.empty(len(records), SPAN)
     for name in RECORD.names:
         spans[name] = records[name]
@@ -128,7 +128,7 @@ def _with_the_last(steps: np.ndarray, phases: np.ndarray) -> np.ndarray:
 
 
 def _rates(samples: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """Rates between a node's counter samples; the last one is 0. A counter that restarts counts as 0."""
+    """Return the rates between counter samples of a node; the last one is 0. A counter that restarts counts as 0."""
     samples = _last_of_equals(samples)
     rates = np.zeros(len(samples), COUNTERS)
     rates["time"] = np.clip(samples["time"] - begin, 0, end - begin)
@@ -139,7 +139,7 @@ def _rates(samples: np.ndarray, begin: int, end: int) -> np.ndarray:
 
 
 def _counts(samples: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """The growth of a node's counters since their first sample. A counter that restarts has not grown."""
+    """Return the growth of a node's counters since their first sample. A counter that restarts has not grown."""
     counts = samples.copy()
     counts["time"] = np.clip(samples["time"] - begin, 0, end - begin)
     for name in COUNTERS.names[1:]:

@@ -65,7 +65,7 @@ def _of_phases(measured: list[TimedRun]) -> tuple[str, str]:
 
 
 def _stack(bar, text, place: float, width: float, cut: dict[str, float], longest: float) -> float:
-    """Draw a run's parts end to end with axes.bar or axes.barh, each with its milliseconds. Returns where they end."""
+    """Draw a run's parts end to end with axes.bar or axes.barh, each with its milliseconds. Return where they end."""
     at = 0.0
     for names, _, ink in look.stack_order(cut):
         ms = sum(cut[name] for name in names)
@@ -162,13 +162,13 @@ def _draw_rounds(axes, place: float, rounds_ms: list[float]) -> None:
 
 
 def _bar_label(figures: dict) -> str:
-    """The label left of a bar, in lines that fit."""
+    """Return the label left of a bar, in lines that fit."""
     label = figures["label"] if figures["exchanges"] else f"{figures['label']} (no exchange)"
     return textwrap.fill(label, LABEL_CHARACTERS, break_on_hyphens=False)
 
 
 def _speed_text(figures: dict, ranked: list[dict], runs: list[dict]) -> str:
-    """The run's speed, and its ratio to the slowest run's, unless it is in a tie, where the ratio may be noise."""
+    """Return the run's speed and its ratio to the slowest run's. In a tie the ratio may be noise, and is left out."""
     text = speed_text(figures, runs).removesuffix(" a step")
     is_proven = figures in ranked and (figures not in (best := ranking.fastest(runs)) or len(best) == 1)
     ratio = slowness(ranked[0], runs) / slowness(figures, runs) if is_proven else 1.0
@@ -176,7 +176,7 @@ def _speed_text(figures: dict, ranked: list[dict], runs: list[dict]) -> str:
 
 
 def _finding(measured: list[TimedRun]) -> tuple[str, str]:
-    """Title and subtitle: the fastest run. Each run's own verdict is above its timeline."""
+    """Return title and subtitle: the fastest run. Each run's own verdict is above its timeline."""
     runs = [one.figures for one in measured]
     ranked = from_slow_to_fast(runs)
     if len(ranked) < 2:

@@ -49,7 +49,7 @@ def draw(report: dict) -> Figure:
 
 
 def finding(report: dict) -> str:
-    """One sentence: the fastest whole exchange in float32, of the largest size, and MPI's all-reduce or the slowest."""
+    """Say how fast the fastest float32 exchange of the largest size is, and MPI's all-reduce, or else the slowest."""
     size = report["sizes"][-1]
     ranking = _alike(size)
     name, best = next(iter(ranking.items()))
@@ -65,7 +65,7 @@ def finding(report: dict) -> str:
 
 
 def _alike(size: dict) -> dict[str, dict]:
-    """The contenders that do the same work, whole exchanges in float32, from fast to slow; all if there are none."""
+    """Return the contenders that do equal work (whole exchanges in float32) from fast to slow; without any, all."""
     ranking = _from_fast_to_slow(size)
     return {name: one for name, one in ranking.items() if one["whole"] and one["wire"] == "float32"} or ranking
 

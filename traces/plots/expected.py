@@ -70,7 +70,7 @@ def _draw_rates(axes, measured: list[TimedRun]) -> None:
 
 
 def _apart(rates: list[float]) -> list[float]:
-    """Those of the ascending rates whose labels do not overlap."""
+    """Return the rates, of these ascending ones, whose labels do not overlap."""
     kept = rates[:1]
     for rate in rates[1:]:
         if rate >= LEAST_TICK_RATIO * kept[-1]:
@@ -95,7 +95,7 @@ def _draw_efficiencies(axes, measured: list[TimedRun], found: list[Efficiency]) 
 
 
 def _bar_label(one: TimedRun, several: bool) -> str:
-    """The label under a bar: ranks, the strategy if there are several, MFU if it is known."""
+    """Return the label under a bar: ranks, the strategy if there are several, MFU if it is known."""
     figures = one.figures
     lines = [str(figures["ranks"])]
     lines += [look.under_bar(one.run.label)] if several else []

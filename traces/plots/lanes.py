@@ -105,7 +105,7 @@ def draw_lanes(axes: Axes, lanes: Lanes, ranks: int, lane_inches: float) -> None
 
 
 def label_lanes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool = False) -> None:
-    """Label the lanes of `lanes_of` with nodes and ranks, or if ranks share models, with their places in these."""
+    """Label the lanes of `lanes_of` with nodes and ranks, or with replica, stage and shard if ranks share models."""
     if measured.run.mesh is None:
         label_nodes(axes, measured, lane_inches, hosts)
     else:
@@ -113,7 +113,7 @@ def label_lanes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool 
 
 
 def label_nodes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool = False) -> None:
-    """Write rank numbers and node names left of the lanes, as many as fit, with bands behind every other node's lanes.
+    """Write rank numbers and node names left of the lanes, as many as fit; draw bands behind every other node's lanes.
 
     hosts: name the hosts, too.
     """
@@ -143,17 +143,17 @@ def label_nodes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool 
 
 
 def _node_text(identity: dict, hosts: bool) -> str:
-    """ "node 3", with `hosts` "node 3 · cn07": the host's name without its domain."""
+    """Return "node 3", or with `hosts` "node 3 · cn07": the host's name without its domain."""
     host = f" · {identity['host'].split('.')[0][:16]}"
     return f"node {identity['node']}{host if hosts else ''}"
 
 
 def _runs_of(lanes: list[int]) -> list[tuple[int, int]]:
-    """First and last of each stretch of neighbouring numbers: [0, 1, 4] gives [(0, 1), (4, 4)]."""
+    """Return first and last of each stretch of consecutive numbers: [0, 1, 4] gives [(0, 1), (4, 4)]."""
     stretches = np.split(lanes, np.flatnonzero(np.diff(lanes) != 1) + 1)
     return [(int(stretch[0]), int(stretch[-1])) for stretch in stretches]
 
 
 def lane_height(ranks: int, most: float) -> float:
-    """Inches for a rank: 0.2, or less so that all ranks fit into `most`."""
+    """Return a lane's inches: 0.2, or less so that all ranks fit into `most`."""
     return min(0.2, most / ranks)

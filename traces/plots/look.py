@@ -68,25 +68,25 @@ STYLE = {
 
 
 def styled():
-    """Context manager: matplotlib's settings for a picture."""
+    """Return a context manager that sets matplotlib's style for a picture."""
     return matplotlib.rc_context(STYLE)
 
 
 def stack_order(parts) -> list[tuple[tuple[str, ...], str, str]]:
-    """The groups with names in `parts`, without their other names: (names, colour, ink)."""
+    """Return the groups that have names in `parts`, with these names only: (names, colour, ink)."""
     present = [(tuple(name for name in names if name in parts), colour, ink) for names, colour, ink in GROUPS]
     return [group for group in present if group[0]]
 
 
 def bar_style(part: str, is_thin: bool) -> dict:
-    """The style of a segment of a stacked bar. A thin one has no white edge, which would hide it."""
+    """Return the style of a segment of a stacked bar. A thin one has no white edge, which would hide it."""
     return WAITING_STYLE if part in ("wait", "waiting") else {
         "facecolor": COLOUR[part], "edgecolor": "white", "linewidth": 0 if is_thin else 0.8
     }  # fmt: skip
 
 
 def legend_handles(parts, between: str = " / ") -> list[Patch]:
-    """A patch for each group with names in `parts`; `between` joins the names of a group."""
+    """Return a patch for each group with names in `parts`; `between` joins the names of a group."""
     handles = []
     for names, colour, _ in stack_order(parts):
         if "waiting" in names or "wait" in names:
@@ -100,7 +100,7 @@ def legend_handles(parts, between: str = " / ") -> list[Patch]:
 
 @contextmanager
 def page(width: float, inches: float, title: str, subtitle: str = "", legend=(), notes=()):
-    """Context manager: a Figure for a picture of this width, and of `inches` height without title, legend and notes.
+    """Open a Figure for a picture of this width, and of `inches` height without title, legend and notes.
 
     title: the finding. legend: handles, drawn in one row. notes: parts of the footnote.
     """
@@ -151,12 +151,12 @@ def draw_colours(axes, image, unit: str) -> None:
 
 
 def under_bar(label: str) -> str:
-    """A run's label in short lines, for its place under a bar."""
+    """Return a run's label in short lines, for its place under a bar."""
     return textwrap.fill(label, 14)
 
 
 def median_note(measured: list[TimedRun]) -> str:
-    """For the footnote: the numbers of rounds and steps of the medians."""
+    """Return a note for the footnote: the numbers of rounds and steps of the medians."""
     steps = [(one.figures["steps"], one.figures["warm_up_dropped"]) for one in measured]
     texts = [f"median of {count_text(kept, 'step')} after {dropped} of warm-up" for kept, dropped in steps]
     rounds = max(len(one.figures.get("rounds", [])) for one in measured)
@@ -165,7 +165,7 @@ def median_note(measured: list[TimedRun]) -> str:
 
 
 def facts(measured: list[TimedRun]) -> list[str]:
-    """For the footnote: ranks, nodes, MPI library and parameters; each value once if runs differ."""
+    """Return notes for the footnote: ranks, nodes, MPI library and parameters; each value once if runs differ."""
     configs = [one.run.config for one in measured]
     sizes = [(one.figures["ranks"], one.figures["nodes"]) for one in measured]
     found = [
@@ -177,14 +177,14 @@ def facts(measured: list[TimedRun]) -> list[str]:
 
 
 def short_library(text: str) -> str:
-    """Name and version from MPI's version string: "MPICH 5.0.1", "Open MPI 5.0.8"."""
+    """Return name and version from MPI's version string: "MPICH 5.0.1", "Open MPI 5.0.8"."""
     line = text.strip().splitlines()[0] if text.strip() else "unknown MPI"
     match = re.match(r"(.*?)(?: version:?\s*| v)(\d[\w.]*)", line, re.IGNORECASE)
     return " ".join(match.groups()) if match else line[:40]
 
 
 def save(figure: Figure, stem) -> list[Path]:
-    """Write stem.png (150 dpi) and stem.svg. Makes the folder. Returns the paths."""
+    """Write stem.png (150 dpi) and stem.svg, and return the paths. Make the folder."""
     paths = [Path(f"{stem}.{kind}") for kind in ("png", "svg")]
     paths[0].parent.mkdir(parents=True, exist_ok=True)
     with styled():

@@ -32,7 +32,7 @@ def draw(measured: list[TimedRun]) -> Figure:
 
 
 def _curve(one: TimedRun) -> np.ndarray:
-    """(3, S) float64: step, training loss, validation loss (nan where it was not evaluated)."""
+    """Return (3, S) float64: step, training loss, validation loss (nan where it was not evaluated)."""
     rows = [row for row in one.run.log if row.get("loss") is not None]
     if not rows:
         raise RunError(f"{one.run.path / 'log.jsonl'} holds no loss; train for at least one step")
@@ -40,7 +40,7 @@ def _curve(one: TimedRun) -> np.ndarray:
 
 
 def smooth(values: np.ndarray, width: int) -> np.ndarray:
-    """Running mean over `width` values, (S,) to (S,).
+    """Return the running mean over `width` values, (S,) to (S,).
 
     It is narrower at the start, where the curve is steep, and one-sided at the end, where a single value would look
     like a turn.

@@ -29,7 +29,7 @@ MOST_WITH_NUMBERS = 8  # nodes; cells of more have no room for numbers
 
 
 def draw_ports(measured: TimedRun, traffic: NodeTraffic, links: list[dict], sent: dict | None = None) -> Figure:
-    """links: of all nodes, or empty. sent: {"in": (M,) bytes, "out": ...} of the strategy's messages, or None."""
+    """Draw bytes through ports. links: of all nodes, or empty. sent: {"in": (M,), "out": ...} of messages, or None."""
     bars = {way: traffic.step_bytes(way) * 1e-6 for way in WAYS}
     step_ms = measured.figures["step_ms"]
     room = {way: np.array([link[way] for link in links]) * step_ms * 1e-9 for way in WAYS} if links else None
@@ -58,7 +58,7 @@ def draw_ports(measured: TimedRun, traffic: NodeTraffic, links: list[dict], sent
 
 
 def _ports(bars: dict, room: dict | None) -> tuple[str, str]:
-    """The range of the nodes' bytes both ways, and the fullest port."""
+    """Describe the range of the nodes' bytes both ways, and the fullest port."""
     text = " and ".join(f"{_range(bars[way])} {way}" for way in WAYS)
     text = f"a node's port passes {text}, a step"
     if room is None or not all((room[way] > 0).all() for way in WAYS):
@@ -68,13 +68,13 @@ def _ports(bars: dict, room: dict | None) -> tuple[str, str]:
 
 
 def _range(megabytes: np.ndarray) -> str:
-    """ "4.3 MB", "2.1 MB to 9.1 MB"."""
+    """Return the range as text: "4.3 MB", "2.1 MB to 9.1 MB"."""
     low, high = (bytes_text(amount * 1e6, 2) for amount in (megabytes.min(), megabytes.max()))
     return low if low == high else f"{low} to {high}"
 
 
 def draw_messages(measured: TimedRun, matrix: np.ndarray, nodes: list[int]) -> Figure:
-    """matrix: (N, N) bytes from rank (row) to rank (column). nodes: of each rank."""
+    """Draw messages. matrix: (N, N) bytes from rank (row) to rank (column). nodes: of each rank."""
     between = node_matrix(matrix, nodes)
     highest = max(matrix.max(), between.max(), 1) * 1e-6
     norm = LogNorm(highest / 10**DECADES, highest)
@@ -94,7 +94,7 @@ def draw_messages(measured: TimedRun, matrix: np.ndarray, nodes: list[int]) -> F
 
 
 def node_matrix(matrix: np.ndarray, nodes: list[int]) -> np.ndarray:
-    """(M, M) bytes between nodes, 0 within one."""
+    """Return (M, M) bytes between nodes, 0 within one."""
     member = np.array([[node == number for node in nodes] for number in sorted(set(nodes))], np.float64)
     between = member @ matrix @ member.T
     np.fill_diagonal(between, 0)

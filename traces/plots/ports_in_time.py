@@ -44,7 +44,7 @@ def draw(exchanges: list[dict], facts: dict) -> Figure:
 
 
 def finding(exchanges: list[dict]) -> str:
-    """One sentence: how much of the ports' rate the first and the last strategy use."""
+    """Say how much of the ports' rate the first and the last strategy use."""
     first = exchanges[0]
     last = exchanges[-1]
     return f"{first['name']} uses {_share(first):.0%} of what the ports can carry, {last['name']} {_share(last):.0%}"

@@ -48,7 +48,7 @@ def draw_map(measured: TimedRun) -> Figure:
 
 
 def _range(milliseconds: np.ndarray) -> tuple[str, str]:
-    """The smallest and the largest positive number; a server computes nothing."""
+    """Return the smallest and the largest positive number; a server computes nothing."""
     some = milliseconds[milliseconds > 0] if (milliseconds > 0).any() else milliseconds
     return short_ms(some.min(), 3), short_ms(some.max(), 3)
 
@@ -70,7 +70,7 @@ def _draw_panel(axes, measured: TimedRun, table: np.ndarray, text: str, lane: fl
 
 
 def average_columns(table: np.ndarray) -> np.ndarray:
-    """(MOST_COLUMNS or fewer, R): the means of neighbouring steps."""
+    """Return (MOST_COLUMNS or fewer, R): the means of neighbouring steps."""
     together = -(-len(table) // MOST_COLUMNS)
     return np.stack([table[first : first + together].mean(axis=0) for first in range(0, len(table), together)])
 

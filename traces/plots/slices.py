@@ -46,7 +46,7 @@ class StepCalls:
 
 
 def calls_of(measured: TimedRun) -> StepCalls | None:
-    """The calls of the representative step; None if none were recorded."""
+    """Return the calls of the representative step; None if none were recorded."""
     times = measured.times
     numbers = measured.run.rank_numbers
     index = times.representative()
@@ -95,7 +95,7 @@ def draw(measured: TimedRun) -> Figure | None:
 
 
 def under_way(calls: StepCalls) -> float:
-    """The mean number of slices under way on some rank, while there are any. Reduces and broadcasts count apart."""
+    """Return the mean number of slices under way on some rank, while there are any; reduces and broadcasts apart."""
     moments = np.linspace(calls.start.min(), calls.end.max(), MOMENTS)
     active = np.zeros(MOMENTS)
     for root, kind in {*zip(calls.root.tolist(), calls.kind.tolist(), strict=True)}:
@@ -107,7 +107,7 @@ def under_way(calls: StepCalls) -> float:
 
 
 def slice_bytes(calls: StepCalls, root: int) -> int:
-    """Bytes of a root's slice: those that the root handed to its calls of the first kind."""
+    """Return the bytes of a root's slice: those that the root handed to its calls of the first kind."""
     own = (calls.root == root) & (calls.rank == root) & (calls.kind == INDEX[calls.kinds[0]])
     return int(calls.size[own].sum())
 

@@ -19,7 +19,7 @@ MOST_NUMBERS = 1000
 
 
 def lane_order(run: Run) -> np.ndarray:
-    """(R,) indices into run.ranks, from the top lane down."""
+    """Return (R,) indices into run.ranks, from the top lane down."""
     return np.arange(len(run.ranks)) if run.mesh is None else run.mesh.order
 
 

@@ -53,7 +53,7 @@ def draw(measured: TimedRun) -> Figure:
 
 
 def _window(measured: TimedRun, most: int = STEPS) -> tuple[int, int]:
-    """(index of the first step, number of steps): at most `most` consecutive steps around the representative one.
+    """Return (index of the first step, number of steps): at most `most` consecutive ones near the representative step.
 
     It is in the middle unless a window with a very long step would turn all others into hairs.
     """
@@ -84,7 +84,7 @@ def _mark_steps(axes, measured: TimedRun, first: int, count: int) -> None:
 
 
 def _shown_ports(measured: TimedRun) -> list[NodeCounters]:
-    """The counters of all nodes, or none if there are too many."""
+    """Return the counters of all nodes, or none if there are too many."""
     counters = [one for one in measured.run.counters if len(one.records) > 1]
     return counters if len(counters) <= MOST_PORTS else []
 
@@ -112,7 +112,7 @@ def _draw_ports(axes, measured: TimedRun, first: int, count: int, counters: list
 
 
 def _rates(records: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """(K + 1,) times in ns from begin to end, and the (K,) mean rates between them, bytes/s."""
+    """Return (K + 1,) times in ns from begin to end, and the (K,) mean rates between them, bytes/s."""
     inside = records["time"][(records["time"] > begin) & (records["time"] < end)]
     moments = np.concatenate([[begin], inside, [end]])
     seconds = np.maximum(np.diff(moments), 1) * 1e-9
@@ -120,7 +120,7 @@ def _rates(records: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, dict[
 
 
 def _full_scale(measured: TimedRun, begin: int, end: int) -> float:
-    """The rate that fills half a lane: the fastest link's, or without links the highest rate."""
+    """Return the rate that fills half a lane: the fastest link's, or without links the highest rate."""
     rates = [link[way] for link in measured.run.links.values() for way in WAYS]
     if not rates:
         reached = [_rates(one.records, begin, end)[1] for one in _shown_ports(measured)]

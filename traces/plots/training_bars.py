@@ -35,7 +35,7 @@ def draw(reports: list[dict]) -> Figure:
 
 
 def finding(reports: list[dict]) -> str:
-    """One sentence: the speedup of our default step over DDP's, if that was measured."""
+    """Say how much faster our default step is than DDP's, if that was measured."""
     ratios = [report["contenders"].get(OURS, {}).get("times_as_fast") for report in reports]
     known = sorted({f"{ratio:.1f}" for ratio in ratios if ratio is not None}, key=float)
     if not known:
@@ -50,7 +50,7 @@ def subtitle(reports: list[dict]) -> str:
 
 
 def panel_title(report: dict) -> str:
-    """ "30M parameters, 4 nodes, links of 400 Mbit/s"."""
+    """Return a title: "30M parameters, 4 nodes, links of 400 Mbit/s"."""
     place = f"{short_count(report['parameters'])} parameters, {count_text(report['nodes'], 'node')}"
     rate = report["link"]["bytes_per_s"]
     return f"{place}, links of {rate * 8 / 1e6:,.0f} Mbit/s" if rate else place

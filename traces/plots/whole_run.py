@@ -61,7 +61,7 @@ def draw(measured: TimedRun) -> Figure:
 
 
 def _column(log: list[dict], name: str) -> np.ndarray:
-    """(S,) float64 of a field, nan where it is missing; for fields of HELD, the last logged value."""
+    """Return (S,) float64 of a field, nan where it is missing; for fields of HELD, the last logged value."""
     values = np.array([np.nan if (value := row.get(name)) is None else value for row in log], np.float64)
     if name in HELD:
         noted = np.maximum.accumulate(np.where(np.isfinite(values), np.arange(len(values)), 0))
@@ -90,13 +90,13 @@ def _draw_panel(axes, name: str, steps: np.ndarray, values: np.ndarray, colour: 
 
 
 def smooth_between(at: np.ndarray, values: np.ndarray, restarts) -> np.ndarray:
-    """Running means of each start's own values, so that a change at a restart is visible there."""
+    """Return running means of each start's own values, so that a change at a restart is visible there."""
     parts = np.split(values, np.searchsorted(at, np.array(sorted(restarts)) + 0.5))
     return np.concatenate([smooth(part, smoothing_width(values)) for part in parts])
 
 
 def in_columns(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, ...]:
-    """(place, minimum, mean, maximum) of at most MOST_COLUMNS columns of neighbouring steps; each (columns,)."""
+    """Return (place, minimum, mean, maximum) of at most MOST_COLUMNS columns of neighbouring steps; each (columns,)."""
     first = np.unique(np.linspace(0, len(steps), min(len(steps), MOST_COLUMNS), endpoint=False).astype(int))
     counts = np.diff([*first, len(steps)])
     place, mean = (np.add.reduceat(column, first) / counts for column in (steps, values))

@@ -41,19 +41,19 @@ class StepTimes:
 
     @property
     def step_seconds(self) -> np.ndarray:
-        """(S,) float64: each step's duration, the mean of the ranks."""
+        """(S,) float64: the duration of each step, the mean of the ranks."""
         return self.seconds[:, :, INDEX[STEP]].mean(axis=1)
 
     def phase(self, *names: str) -> np.ndarray:
-        """(S, R) float64: seconds in these phases together."""
+        """Return (S, R) float64: seconds in these phases together."""
         return self.seconds[:, :, [INDEX[name] for name in names]].sum(axis=2)
 
     def waiting_in(self, *names: str) -> np.ndarray:
-        """(S, R) float64: seconds of these phases spent waiting for another rank."""
+        """Return (S, R) float64: seconds of these phases spent waiting for another rank."""
         return self.waiting[:, :, [INDEX[name] for name in names]].sum(axis=2)
 
     def representative(self) -> int:
-        """Index into `steps` of the step whose duration is nearest to the median."""
+        """Return the index into `steps` of the step whose duration is nearest to the median."""
         return int(np.argmin(np.abs(self.step_seconds - np.median(self.step_seconds))))
 
 
@@ -76,7 +76,7 @@ def measure(run: Run, warm_up: int = WARM_UP_STEPS) -> StepTimes:
 
 
 def _complete_steps(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(S,) numbers of the steps whose envelope every rank wrote, and its start and end in ns, (S, R) each."""
+    """Return (S,) numbers of the steps whose envelope every rank wrote, and its start and end in ns, (S, R) each."""
     envelopes = [trace.records[trace.records["phase"] == INDEX[STEP]] for trace in run.ranks]
     steps = reduce(np.intersect1d, [one["step"] for one in envelopes]).astype(np.int64)
     if not len(steps):
@@ -89,7 +89,7 @@ def _complete_steps(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def cells(records: np.ndarray, steps: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Each record's index in a flat (S, P) table; S * P for records outside the steps' envelopes."""
+    """Return each record's index in a flat (S, P) table; S * P for records outside the steps' envelopes."""
     index = np.searchsorted(steps, records["step"]).clip(max=len(steps) - 1)
     inside = (records["step"] == steps[index]) & (records["start"] >= start[index]) & (records["end"] <= end[index])
     return np.where(inside, index * len(NAMES) + records["phase"], len(steps) * len(NAMES))
@@ -102,7 +102,7 @@ def sum_by_cell(cell: np.ndarray, amounts: np.ndarray, steps: int) -> np.ndarray
 
 
 def rates(run: Run, times: StepTimes) -> dict[str, float | bool | None]:
-    """Tokens per second and per step, and MFU as a fraction: medians of the log over the measured steps.
+    """Return tokens per second and per step, and MFU as a fraction: medians of the log over the measured steps.
 
     None: the log lacks it (MFU alone where no peak was known). "peak_underestimated": some step exceeded the peak, and
     the fastest step counts as an MFU of 1.
@@ -118,7 +118,7 @@ def rates(run: Run, times: StepTimes) -> dict[str, float | bool | None]:
 
 
 def _utilization(run: Run, rows: list[dict]) -> dict[str, float | bool | None]:
-    """Median MFU of the rows that have one, and whether its peak was underestimated.
+    """Return the median MFU of the rows that have one, and whether its peak was underestimated.
 
     Training raises the peak to the rate of each faster step, so that the log's last row has the largest peak.
     """

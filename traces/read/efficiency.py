@@ -51,7 +51,7 @@ class Efficiency:
 
 
 def efficiency(times: StepTimes, ideal_s: np.ndarray) -> Efficiency:
-    """The efficiencies of all measured steps together. ideal_s: (S,) from ideal_runtimes."""
+    """Return the efficiencies of all measured steps together. ideal_s: (S,) from ideal_runtimes."""
     useful_s = times.seconds[:, :, [INDEX[name] for name in COMPUTE]].sum(axis=(0, 2))
     mean = float(useful_s.mean())
     longest = float(useful_s.max())
@@ -74,7 +74,7 @@ def efficiency(times: StepTimes, ideal_s: np.ndarray) -> Efficiency:
 
 
 def ideal_runtimes(run: Run, times: StepTimes) -> np.ndarray:
-    """(S,) seconds of each step if moving data took no time and all ranks began the step together."""
+    """Return (S,) seconds of each step if moving data took no time and all ranks began the step together."""
     ranks = [_RankCalls(run, times, place) for place in range(len(run.ranks))]
     # Steps in which every rank makes the same calls are replayed together, with one array operation for a call.
     alike = defaultdict(list)
@@ -109,11 +109,11 @@ class _RankCalls:
         )
 
     def calls(self, step: int) -> tuple[tuple[int, int, int], ...]:
-        """The (phase, root, group) of each call in the step of this index."""
+        """Return the (phase, root, group) of each call in the step of this index."""
         return tuple(self._kinds[self.first[step] : self.first[step + 1]])
 
     def seconds(self, steps: list[int]) -> np.ndarray:
-        """(S, calls + 1) seconds of work before each call and after the last. steps: with equal numbers of calls."""
+        """Return (S, calls + 1) seconds of work before each call and after the last. steps: with equally many calls."""
         count = self.first[steps[0] + 1] - self.first[steps[0]]
         own = self.records[self.first[steps][:, None] + np.arange(count)]
         begins = np.column_stack([self.start[steps], own["end"]])
@@ -146,7 +146,7 @@ class _Replayed:
 
 
 def _replay(ranks: list[_Replayed]) -> np.ndarray:
-    """(S,) seconds until the last rank ends its step, on a network that takes no time."""
+    """Return (S,) seconds until the last rank ends its step, on a network that takes no time."""
     members = Counter(call for rank in ranks for call in rank.calls)
     sent = {}
     while True:
@@ -166,13 +166,13 @@ def _replay(ranks: list[_Replayed]) -> np.ndarray:
 
 
 def _send_of(call: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    """The send that belongs to a receive."""
+    """Return the send that belongs to a receive."""
     _, sender, receiver, order = call
     return SEND, receiver, sender, order
 
 
 def _pass(call: tuple[int, int, int, int], ranks: list[_Replayed], sent: dict) -> None:
-    """Let all ranks leave a call, those that wait for others when these have entered. sent: {send: when it began}."""
+    """Let all ranks leave a call once those they wait for have entered. sent: {send: when it began}."""
     phase, root, *_ = call
     if phase in (SEND, RECV):
         (rank,) = ranks

@@ -64,7 +64,7 @@ class PipelineTimes:
         return dict(zip(("structure", "imbalance", "transfer"), np.diff(ends).tolist(), strict=True))
 
     def bubble(self, microbatches: int) -> float:
-        """The share of a step that equal stages would wait with so many microbatches."""
+        """Return the share of a step that equal stages would wait with so many microbatches."""
         return (self.stages - 1) / (microbatches + self.stages - 1)
 
     def as_dict(self) -> dict:
@@ -95,7 +95,7 @@ def pipeline_of(run: Run, times: StepTimes) -> PipelineTimes | None:
 
 
 def _waiting(run: Run, times: StepTimes) -> np.ndarray:
-    """(S, R) seconds that each rank waited for other stages of its replica."""
+    """Return (S, R) seconds that each rank waited for other stages of its replica."""
     waited = np.zeros(times.start_ns.shape)
     for place, bubbles in enumerate(bubbles_ns(run, times.waits)):
         cell = cells(run.ranks[place].records, times.steps, times.start_ns[:, place], times.end_ns[:, place])
@@ -104,7 +104,7 @@ def _waiting(run: Run, times: StepTimes) -> np.ndarray:
 
 
 def bubbles_ns(run: Run, waits: list[np.ndarray]) -> list[np.ndarray]:
-    """Nanoseconds at the start of each record of waiting for other stages of the replica: per rank (n,) int64.
+    """Return the ns at the start of each record that waited for the replica's other stages: per rank (n,) int64.
 
     waits: of all waiting, as in StepTimes. Without stages all are 0.
     """
@@ -123,7 +123,7 @@ def bubbles_ns(run: Run, waits: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _last_backwards(records: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """(n,) ns: the end of the last backward of each record's step in its group. group: (n,) small numbers."""
+    """Return (n,) ns: when the last backward of each record's step and group ends. group: (n,) small numbers."""
     number = records["step"].astype(np.int64) * (int(group.max(initial=0)) + 1) + group
     cell = np.unique(number, return_inverse=True)[1]
     is_backward = records["phase"] == BACKWARD
@@ -165,7 +165,7 @@ def passes_of(records: np.ndarray) -> Passes:
 
 
 def shortest_forwards(run: Run, times: StepTimes) -> np.ndarray:
-    """(S, R) seconds of each rank's shortest forward of a microbatch, tensor-parallel sums included; inf without one.
+    """Return (S, R) seconds of each rank's shortest forward of a microbatch, tensor-parallel sums included; or inf.
 
     The shortest one excludes work that is done once a step: the first stage sends its embedding to the last in some.
     """
@@ -179,7 +179,7 @@ def shortest_forwards(run: Run, times: StepTimes) -> np.ndarray:
 
 
 def stage_work(pipeline: PipelineTimes) -> tuple[float, np.ndarray] | None:
-    """Seconds of a layer, and (p,) seconds of a stage's other work for a microbatch. None where layers are unknown.
+    """Return seconds of a layer, and (p,) of a stage's other work for a microbatch. None where layers are unknown.
 
     A layer's time is taken from the median of the stages between the first, which has the embedding, and the last,
     which has the head; of two stages, from the first.
@@ -196,7 +196,7 @@ def stage_work(pipeline: PipelineTimes) -> tuple[float, np.ndarray] | None:
 
 
 def better_layers(pipeline: PipelineTimes, least_last: int) -> tuple[int, ...] | None:
-    """The layers of each stage that make the longest stage shortest, by the measured seconds.
+    """Return the layers of each stage that make the longest stage shortest, by the measured seconds.
 
     least_last: the fewest layers of the last stage; the others have at least one. None where the layers are unknown, or
     where the run's own are about as good.

@@ -75,7 +75,7 @@ class Run:
         return mesh_of([trace.identity for trace in self.ranks])
 
     def places_in(self, *axes: str) -> list[tuple[int, ...]]:
-        """Each rank's numbers on these of run_mesh.AXES; 0 where it has a model of its own."""
+        """Return the numbers of each rank on these of run_mesh.AXES; 0 where it has a model of its own."""
         return [tuple(trace.identity.get(axis, 0) for axis in axes) for trace in self.ranks]
 
     @property
@@ -84,7 +84,7 @@ class Run:
 
 
 def better_links(start: dict[int, dict], end: dict[int, dict]) -> dict[int, dict]:
-    """`Run.links`, from the links by node before and after the run."""
+    """Combine the links by node, probed before and after the run, into `Run.links`."""
     found = {}
     for node, link in start.items():
         other = end.get(node, link)
@@ -94,19 +94,19 @@ def better_links(start: dict[int, dict], end: dict[int, dict]) -> dict[int, dict
 
 
 def read_links(path, config: dict) -> list[dict]:
-    """`Run.links` of a run that need not have traces. config: its config.json."""
+    """Read `Run.links` of a run that need not have traces. config: its config.json."""
     end = read_measured_at_end(Path(path) / "traces", END_LINKS, Gaps(True))
     return list(better_links({link["node"]: link for link in config.get("links") or []}, end).values())
 
 
 def strategy_name(settings: dict) -> str:
-    """The strategy's name; the file name where config.json names the user's own file."""
+    """Return the strategy's name; the file name where config.json names the user's own file."""
     name = settings["strategy"]
     return Path(name).stem if name.endswith(".py") else name
 
 
 def label_of(settings: dict) -> str:
-    """The strategy's name, and its options that are not the default. settings: config.json's."""
+    """Return the strategy's name, and its options that are not the default. settings: config.json's."""
     options = {
         "dedicated": settings.get("server") == "dedicated",
         "bfloat16": settings.get("wire") == "bfloat16",
@@ -200,7 +200,7 @@ def _read_traces(
 
 
 def _with_calls(folder: Path, trace: RankTrace, end_clocks: dict[int, dict], gaps: Gaps, most_bytes) -> RankTrace:
-    """Add its rank's calls to a trace, where there is a file of them."""
+    """Add the rank's calls to its trace, where there is a file of them."""
     path = calls_path(folder, trace.identity["rank"])
     if not path.exists():
         return trace

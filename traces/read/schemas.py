@@ -45,7 +45,7 @@ def number(low: float, high: float) -> Rule:
 
 
 def one_of(*values) -> Rule:
-    """One of the values, of the same type: 1 is not True."""
+    """Return the rule that a value is one of these, and of the same type: 1 is not True."""
     known = [(type(value), value) for value in values]
     return Rule(lambda value: (type(value), value) in known, " or ".join(map(shown, values)))
 
@@ -60,12 +60,12 @@ def _is_number(value) -> bool:
 
 
 def _is_name(value) -> bool:
-    """Spaces would split a word in tables and exports; plots take text between two $ for a formula."""
+    """Return whether it is a name. Spaces would split a word in tables and exports; plots take $...$ for a formula."""
     return type(value) is str and 0 < len(value) <= LONGEST_NAME and value.isprintable() and not set(value) & set(" $")
 
 
 def _is_strategy(value) -> bool:
-    """A name, or the full path of the user's own Python file, which has a name for its file name."""
+    """Return whether it is a name, or the full path of the user's own Python file, whose file name is a name."""
     is_file = type(value) is str and value.endswith(".py") and len(value) <= LONGEST_PATH and value.isprintable()
     return _is_name(value.rpartition("/")[2].removesuffix(".py") if is_file else value)
 

@@ -16,7 +16,7 @@ EARLIER = "earlier-traces"
 
 
 def restarts_of(config: dict) -> dict[int, int]:
-    """{step: times}: the steps after which the run resumed, as far as the log still has steps before them.
+    """Return {step: times}: the steps after which the run resumed, as far as the log still has steps before them.
 
     times: more than 1 where a start made no checkpoint of its own.
     """
@@ -49,18 +49,18 @@ def starts_of(config: dict, log: list[dict]) -> list[dict]:
 
 
 def rows_of(starts: list[dict], number: int, log: list[dict]) -> list[dict]:
-    """The rows of the log that a start made. starts: as starts_of returns them."""
+    """Return the rows of the log that a start made. starts: as starts_of returns them."""
     spans = [(one["first"], one["last"]) for one in starts if one["start"] == number]
     return [row for row in log if any(first <= row["step"] <= last for first, last in spans)]
 
 
 def number_of(config: dict) -> int:
-    """The number of the start that wrote this config.json."""
+    """Return the number of the start that wrote this config.json."""
     return len(config.get("earlier") or []) + 1
 
 
 def folder_of(path: Path, config: dict, number: int) -> Path:
-    """The folder with the traces and the config.json of an earlier start. RunError where there is none."""
+    """Return the folder with the traces and the config.json of an earlier start. RunError where there is none."""
     if not 1 <= number <= number_of(config):
         raise RunError(f"{path} has no start {number}: expected 1 to {number_of(config)}, the last")
     kept = folders_of(path, config)
@@ -71,7 +71,7 @@ def folder_of(path: Path, config: dict, number: int) -> Path:
 
 
 def folders_of(path: Path, config: dict) -> dict[int, Path]:
-    """{number: folder} of the earlier starts that still have traces and a config.json."""
+    """Return {number: folder} of the earlier starts that still have traces and a config.json."""
     begun = [one["started"] for one in config.get("earlier") or []]
     found = {}
     for file in sorted((path / EARLIER).glob("*/config.json")):

@@ -72,7 +72,7 @@ def read_lines(path, most_bytes: int | None = None) -> list[bytes]:
 
 
 def _whole_lines(file, start: int, length: int) -> list[bytes]:
-    """The lines that begin and end in this part of the file."""
+    """Return the lines that begin and end in this part of the file."""
     begin = max(0, start - 1)  # a line begins at `start` only if the byte before it is a newline
     file.seek(begin)
     lines = file.read(length + start - begin).split(b"\n")
@@ -80,7 +80,7 @@ def _whole_lines(file, start: int, length: int) -> list[bytes]:
 
 
 def sizes(folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of change (ns) of each file in a folder: equal where nothing was written. {} without the folder."""
+    """Return size and time of change (ns) of each of a folder's files: equal if nothing was written. {}: no folder."""
     found = {}
     try:
         for entry in os.scandir(folder):

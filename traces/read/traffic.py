@@ -34,15 +34,15 @@ class NodeTraffic:
         return self.bytes_in if way == "in" else self.bytes_out
 
     def step_bytes(self, way: str) -> np.ndarray:
-        """(M,) median bytes of a step, between its phases too."""
+        """Return (M,) median bytes of a step, between its phases too."""
         return np.median(self.of(way)[:, :, INDEX[STEP]], axis=0)
 
     def step_rate(self, way: str) -> np.ndarray:
-        """(M,) mean bytes/s over the steps, computing included: no port exceeds its rate for so long."""
+        """Return (M,) mean bytes/s over the steps, computing included: no port exceeds its rate for so long."""
         return self.of(way)[:, :, INDEX[STEP]].sum(axis=0) / self.seconds[:, :, INDEX[STEP]].sum(axis=0)
 
     def exchange_rate(self, way: str) -> np.ndarray:
-        """(M,) mean bytes/s through each node's port in its busiest exchange phase."""
+        """Return (M,) mean bytes/s through each node's port in its busiest exchange phase."""
         exchange = [INDEX[name] for name in EXCHANGE]
         total = self.of(way).sum(axis=0)[:, exchange]
         seconds = self.seconds.sum(axis=0)[:, exchange]
@@ -52,7 +52,7 @@ class NodeTraffic:
 
 
 def node_traffic(run: Run, times: StepTimes) -> NodeTraffic | None:
-    """None unless all nodes have counters."""
+    """Attribute each node's bytes to steps and phases. None unless all nodes have counters."""
     counters = {one.node: one.records for one in run.counters if len(one.records) > 1}
     nodes = run.nodes
     if set(nodes) - set(counters):
@@ -70,14 +70,14 @@ def node_traffic(run: Run, times: StepTimes) -> NodeTraffic | None:
 
 
 def utilisation(traffic: NodeTraffic, links: list[dict], way: str) -> np.ndarray:
-    """(M,) fraction of its link's measured rate that a node used in its busiest exchange phase; nan without a link."""
+    """Return (M,) fraction of its link's rate that a node used in its busiest exchange phase; nan without a link."""
     rate = {link["node"]: link[way] for link in links}
     limits = np.array([rate.get(node, np.nan) for node in traffic.nodes])
     return traffic.exchange_rate(way) / limits
 
 
 def against_schedule(traffic: NodeTraffic, bytes_in: np.ndarray, bytes_out: np.ndarray) -> dict[str, np.ndarray]:
-    """{"in", "out"}: (M,) counted bytes of a step over the bytes of the strategy's messages; nan where these are 0.
+    """Return {"in", "out"}: (M,) counted bytes of a step over the bytes of the strategy's messages; nan if these are 0.
 
     bytes_in, bytes_out: (M,) of one exchange. Without other traffic the ratio is 1.00 on virtual hosts, and 1.045 over
     Ethernet, where a network card counts the headers of each frame.
@@ -87,14 +87,14 @@ def against_schedule(traffic: NodeTraffic, bytes_in: np.ndarray, bytes_out: np.n
 
 
 def hidden_share(traffic: NodeTraffic) -> np.ndarray:
-    """(S,) fraction of all ports' bytes in a step that moved while the nodes' leaders computed."""
+    """Return (S,) fraction of all ports' bytes in a step that moved while the nodes' leaders computed."""
     by_phase = traffic.bytes_in.sum(axis=1) + traffic.bytes_out.sum(axis=1)
     computing = by_phase[:, [INDEX[name] for name in COMPUTE]].sum(axis=1)
     return computing / np.maximum(by_phase[:, INDEX[STEP]], 1)
 
 
 def hidden_exchange_s(times: StepTimes, traffic: NodeTraffic | None) -> float | None:
-    """Median seconds of a step's exchange that are hidden behind computing; None without counters.
+    """Return the median seconds of a step's exchange that are hidden behind computing; None without counters.
 
     Assumes that a hidden byte takes as long as a byte of the exchange that shows: the exchange phases without waiting
     for late ranks, on the rank where they take longest.

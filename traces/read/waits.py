@@ -1,4 +1,4 @@
-"""How long ranks waited for others before the data of an exchange could move: for whom, and in which way.
+"""How long ranks waited for others in exchanges before data could move: for which rank, and in which wait state.
 
 The calls of one collective have the same group, step, phase, root and order: the second "reduce" to root 3 in step 17
 is the same collective on every rank that took part. A rank that skips a phase is in none of its collectives. Ranks that
@@ -60,7 +60,7 @@ class MatchedCalls:
         return self.records["phase"] == INDEX["bcast"]
 
     def waited_for(self, last: bool) -> np.ndarray:
-        """(C,) indices of calls: in each call's collective, the last, or first, to enter that others wait for.
+        """Find the last, or first, call that others wait for in each call's collective: (C,) indices of calls.
 
         A call whose collective has no such call is given its own index.
         """
@@ -73,7 +73,7 @@ class MatchedCalls:
         return np.where(found[self.collective] < 0, np.arange(len(self.records)), found[self.collective])
 
     def until_ns(self, others: np.ndarray) -> np.ndarray:
-        """(C,) nanoseconds that each call waits until the other enters, at most its duration; 0 if it need not wait."""
+        """Return (C,) ns that each call waits until the other enters, at most its duration; 0 if it need not wait."""
         start = self.records["start"]
         end = self.records["end"]
         may_wait = ~self.has_root | (self.is_root != self.is_bcast)
@@ -93,7 +93,7 @@ def collect_calls(run: Run, phases: tuple[str, ...]) -> MatchedCalls:
 
 
 def groups(run: Run) -> np.ndarray:
-    """(phases, R) int64: the number of each rank's group in each phase. Ranks meet within a group."""
+    """Return (phases, R) int64: the number of each rank's group in each phase. Ranks meet within a group."""
     found = np.zeros((len(NAMES), len(run.ranks)), np.int64)
     for name in (*EXCHANGE, *PIPELINE, "wait"):
         places = run.places_in(*ALIKE.get(name, ("part", "stage")))
@@ -102,7 +102,7 @@ def groups(run: Run) -> np.ndarray:
 
 
 def _match(calls: np.ndarray, group: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """(C,) int64: the number of each call's collective. bounds: where the calls of the next rank begin."""
+    """Return (C,) int64: the number of each call's collective. bounds: where the calls of the next rank begin."""
     roots = int(calls["root"].max(initial=0)) + 2
     kind = (calls["step"].astype(np.int64) * len(NAMES) + calls["phase"]) * roots + calls["root"] + 1
     kind = kind * (int(group.max(initial=0)) + 1) + group
@@ -121,7 +121,7 @@ def _occurrence(kind: np.ndarray) -> np.ndarray:
 
 
 def find_waits(run: Run) -> list[np.ndarray]:
-    """Nanoseconds that each record waited: per rank an int64 array as long as its records, 0 outside exchanges."""
+    """Return the ns that each record waited: per rank an int64 array as long as its records, 0 outside exchanges."""
     calls = collect_calls(run, COLLECTIVE)
     received = find_receives(run)
     result = [np.zeros(len(trace.records), np.int64) for trace in run.ranks]
@@ -181,11 +181,11 @@ class WaitStates:
     seconds: np.ndarray
 
     def per_step(self, steps: np.ndarray, ranks: int) -> np.ndarray:
-        """(S, R, len(STATES)) seconds that each rank waited in each of the steps."""
+        """Return (S, R, len(STATES)) seconds that each rank waited in each of the steps."""
         return self._sum((len(steps), ranks, len(STATES)), steps, self.place, self.state)
 
     def caused(self, steps: np.ndarray, ranks: int) -> np.ndarray:
-        """(S, R) seconds that all ranks together waited for each rank in each of the steps."""
+        """Return (S, R) seconds that all ranks together waited for each rank in each of the steps."""
         return self._sum((len(steps), ranks), steps, self.cause)
 
     def _sum(self, shape: tuple[int, ...], steps: np.ndarray, *indices: np.ndarray) -> np.ndarray:

@@ -79,7 +79,7 @@ def remove_earlier(folder, identity: dict) -> None:
 
 
 def header_of(kind: str, identity: dict, clock: dict | None) -> dict:
-    """The header of one rank's file. clock: None where all ranks read the same one."""
+    """Return the header of one rank's file. clock: None where all ranks read the same one."""
     clock = clock or {"offset_ns": 0, "error_ns": 0}
     header = {"format": kind, "version": VERSION, "identity": identity}
     return header | {"phases": NAMES, "fields": RECORD.descr, "clock": clock}

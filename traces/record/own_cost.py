@@ -10,7 +10,7 @@ PROBES = 500  # spans to measure: they take a millisecond
 
 
 def tracing_share(tracer: Tracer) -> float:
-    """The fraction of the traced steps' time that writing spans and reading counters took."""
+    """Return the fraction of the traced steps' time that writing spans and reading counters took."""
     if not tracer.traced_ns:
         return 0.0
     return (tracer.spans * span_ns() + tracer.counters_ns) / tracer.traced_ns

@@ -108,11 +108,11 @@ class Tracer:
         self._write()
 
     def step(self, number: int):
-        """Context manager: the step `number`, counted from 1. Resets the sums of `seconds`."""
+        """Return a context manager for the step `number`, counted from 1. It resets the sums of `seconds`."""
         return _Step(self, number)
 
     def phase(self, name: str, bytes: int = 0, root: int | None = None):
-        """Context manager: one phase. bytes: that this rank hands to the exchange. root: a world rank, or None."""
+        """Return a context manager for a phase. bytes: this rank hands to the exchange. root: a world rank or None."""
         return self._new_phase(self, check_phase(name), bytes, -1 if root is None else root)
 
     def call(self, name: str, bytes: int, root: int) -> TracedCall:
@@ -126,7 +126,7 @@ class Tracer:
 
     @contextmanager
     def interruption(self, name: str, bytes: int = 0, root: int | None = None):
-        """Context manager: close the open phase, time this one, open the first again: no time counts twice."""
+        """Close the open phase, time this one around the block, and open the first again: no time counts twice."""
         interrupted = self._phase
         if interrupted:
             interrupted.__exit__()
@@ -147,7 +147,7 @@ class Tracer:
             self._on_phase(self._phase._name, self._step_number)
 
     def seconds(self, *names: str) -> float:
-        """Seconds spent in these phases in the current step, or after it has ended, in that step.
+        """Return the seconds spent in these phases in the current step, or in the last one once it has ended.
 
         "step" is the whole step, known once it has ended.
         """
@@ -190,7 +190,7 @@ class Tracer:
         return sum(file.written for file in self._files if file is not self._counters)
 
     def written_bytes(self) -> int:
-        """Bytes of this rank's files, without headers."""
+        """Return the bytes of this rank's files, without headers."""
         return sum(file.written_bytes for file in self._files)
 
     def _is_traced(self, step: int) -> bool:
@@ -205,7 +205,7 @@ class Tracer:
             self._counters.read_at(perf_counter_ns())
 
     def _forget_step(self) -> None:
-        """Drop what the step recorded."""
+        """Drop the records of the current step."""
         for records, count in self._marks:
             del records[count:]
         if self._counters is not None:

@@ -19,7 +19,7 @@ REGULAR_EACH = 10  # regular steps for each that stood out: medians over traced 
 
 
 def is_regular(number: int) -> bool:
-    """Whether a step is traced whatever its length. number: counted from 1, from the first step of this start."""
+    """Return whether a step is traced whatever its length. number: 1 for the first step of this start."""
     apart = 1
     while number > DENSE_STEPS * apart:
         apart *= APART
@@ -27,7 +27,7 @@ def is_regular(number: int) -> bool:
 
 
 def parse_steps(text: str) -> tuple[int, float]:
-    """The first and last step that may be written. "on": all, with what precedes the first one; "off": none."""
+    """Return the first and last step that may be written. "on": all, and phases before the first step; "off": none."""
     if text == "on":
         return 0, float("inf")
     if text == "off":
@@ -47,18 +47,18 @@ class TracedSteps:
         self._before_first = None
 
     def __contains__(self, step: int) -> bool:
-        """Whether the step may be written."""
+        """Return whether the step may be written."""
         return self._first <= step <= self._last
 
     def keep(self, step: int) -> bool:
-        """Whether the step is written whatever its length. The first call is for the first step of the start."""
+        """Return whether the step is written whatever its length. The first call is for the first step of the start."""
         if self._before_first is None:
             self._before_first = step - 1
         return not self._is_thinned or is_regular(step - self._before_first)
 
 
 class SlowSteps:
-    """Finds steps that stand out from those before them, at most one for REGULAR_EACH regular steps."""
+    """Find steps that are longer than earlier ones, at most one for every REGULAR_EACH regular steps."""
 
     def __init__(self):
         self._before = deque(maxlen=NEIGHBOURS)
@@ -66,7 +66,7 @@ class SlowSteps:
         self._room = 0.0
 
     def is_kept(self, seconds: float) -> bool:
-        """Whether the step is traced for its length alone. Call it for every step, with the same seconds on all ranks.
+        """Return whether a step is traced for its length alone. Call for every step, with equal seconds on all ranks.
 
         seconds: of the rank that took longest. Without enough earlier steps, none stands out.
         """

@@ -75,7 +75,7 @@ class StreamTimes:
         return self._record(name, None, None)
 
     def end(self, name: str, begin: Edge, report) -> None:
-        """Record its end. report(begin_ns, end_ns) is called once both are known."""
+        """Record the end of the phase. report(begin_ns, end_ns) is called once both are known."""
         self._record(name, begin, report)
         self._range_pop()
 
@@ -93,7 +93,7 @@ class StreamTimes:
         self._error_ns, self._anchor_ns, self._anchor = min(map(self._tie, self._anchors), key=lambda tie: tie[0])
 
     def _tie(self, event):
-        """(error, time, event) of an event on an idle stream, in ns."""
+        """Return (error, time, event) of an event on an idle stream, in ns."""
         before = perf_counter_ns()
         event.record(self._device.stream)
         event.synchronize()
@@ -113,14 +113,14 @@ class StreamTimes:
         return edge
 
     def _settle_older_half(self) -> None:
-        """Free half of the events. The host waits only if it is that far ahead of the GPU."""
+        """Free half of the events. The host waits only if it is so far ahead of the GPU."""
         places = [place for place, edge in enumerate(self._edges) if edge.event is not None]
         middle = places[len(places) // 2]
         self._edges[middle].event.synchronize()
         self._settle(middle + 1)
 
     def _settle(self, count: int, waited: bool = True) -> None:
-        """Settle the oldest edges. waited: their events have passed; otherwise ask them."""
+        """Settle the oldest edges. waited: their events have passed; False asks each event."""
         now = perf_counter_ns()
         passing = True
         for _ in range(count):

@@ -1,1 +1,1 @@
-"""What holds a run's steps up: evidence, rules, the diagnosis."""
+"""What slows a run's steps: evidence, rules, the diagnosis."""

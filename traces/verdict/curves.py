@@ -112,7 +112,7 @@ def compare_curves(measured: list[TimedRun]) -> Comparison | None:
 
 
 def other_experiment(one: TimedRun, other: TimedRun) -> str:
-    """The settings that make the runs different experiments, as a sentence; "" if there are none."""
+    """Return the settings that make the runs different experiments, as a sentence; "" if there are none."""
     a = one.run.config
     b = other.run.config
     pairs = {name: (a["settings"].get(name), b["settings"].get(name)) for name in (*IF_BOTH_SAY, *EXPERIMENT)}
@@ -138,7 +138,7 @@ def _shown(value) -> str:
 
 
 def rounding_of(one: TimedRun, other: TimedRun) -> Rounding:
-    """The coarsest rounding by which two runs of one experiment may differ."""
+    """Return the coarsest rounding by which two runs of one experiment may differ."""
     settings = [each.run.config["settings"] for each in (one, other)]
     found = {
         "order": True,
@@ -151,14 +151,14 @@ def rounding_of(one: TimedRun, other: TimedRun) -> Rounding:
 
 
 def tolerance(steps: np.ndarray, loss: np.ndarray, distance: np.ndarray, rounding: Rounding) -> np.ndarray:
-    """(S,) How far apart two curves may be at each step. distance: (S,) how far apart they are."""
+    """Return (S,) how far apart two curves may be at each step. distance: (S,) how far apart they are."""
     earlier = np.searchsorted(steps, steps - WINDOW, side="right")  # number of steps that lie WINDOW or more before
     largest = np.concatenate([[0.0], np.maximum.accumulate(distance)])[earlier]
     return np.maximum(rounding.loss * np.abs(loss), GROWTH * largest)
 
 
 def _distance(one: TimedRun, other: TimedRun) -> _Distance | None:
-    """None if no step is in both logs."""
+    """Measure how far apart two runs are, in losses and in the first gradient norm. None if no step is in both logs."""
     logs = [{row["step"]: row for row in each.run.log if row.get("loss") is not None} for each in (one, other)]
     steps = np.array(sorted(set(logs[0]) & set(logs[1])), np.int64)
     if not len(steps):

@@ -1,4 +1,4 @@
-"""The verdict on a run: what holds its steps up, by rules that each look for one thing.
+"""The verdict on a run: what slows its steps, by rules that each look for one thing.
 
 Findings come in this order, and the first one is the verdict:
 1. faults, the costliest first: they can be repaired, and they make everything else look bad too,
@@ -88,7 +88,7 @@ class Diagnosis:
 
 
 def find_bottleneck(run: Run, times: StepTimes, predicted: PredictedExchange | None = None) -> Diagnosis:
-    """Diagnose a run. predicted: from the strategy's messages, which this package does not know; None to go without."""
+    """Diagnose a run. predicted: from the messages of its strategy, which this package does not know; may be None."""
     evidence = gather(run, times, predicted)
     faults = sorted((one for rule in FAULTS for one in rule(evidence)), key=lambda one: -one.seconds)
     cuts = sorted((one for rule in CUTS for one in rule(evidence)), key=lambda one: -one.seconds)

@@ -80,7 +80,7 @@ class Evidence:
 
     @cached_property
     def step_s(self) -> float:
-        """Median duration of a step, seconds."""
+        """Median duration of a step in seconds."""
         return float(np.median(self.times.step_seconds))
 
     def share(self, seconds: float) -> str:

@@ -69,7 +69,7 @@ def _slow_link(evidence: Evidence, link: dict, slow: list[str], lost_s: float) -
 
 
 def _is_long(evidence: Evidence) -> bool:
-    """Return whether the exchange may hold the step up."""
+    """Return whether the exchange may slow the step."""
     return evidence.transfer_s >= LEAST_TRANSFER_SHARE * evidence.step_s
 
 
@@ -121,7 +121,7 @@ def _only_root(evidence: Evidence) -> int | None:
 
 
 def network_congestion(evidence: Evidence) -> list[Finding]:
-    """Say that the exchange takes a large part of the step: the last shape, where no more special one applies."""
+    """Find an exchange that takes a large part of the step. This is the last shape, if no more special one applies."""
     if len(evidence.run.ranks) < 2 or not _is_long(evidence):
         return []
     phase = evidence.transfer_phase

@@ -165,7 +165,7 @@ def with_equal_stages(evidence: Evidence) -> np.ndarray:
 
 
 def stalls(evidence: Evidence) -> list[Finding]:
-    """Find a rank that is held up now and then. Only regular steps count: slow ones were traced for their length."""
+    """Find a rank that stalls now and then. Only regular steps count, as slow ones were traced for their length."""
     regular = evidence.regular
     steps = int(regular.sum())
     excess = np.zeros_like(evidence.own)

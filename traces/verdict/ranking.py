@@ -45,53 +45,53 @@ def _median(values: list[float | None]) -> float | None:
 
 
 def slowness(figures: dict, runs: list[dict]) -> float:
-    """The number by which runs are ranked, small is fast: ms per step; seconds per token if batches differ."""
+    """Return the number by which runs are ranked, small is fast: ms per step; seconds per token if batches differ."""
     return figures["step_ms"] if same_batch(runs) else 1 / figures["tokens_per_s"]
 
 
 def same_batch(runs: list[dict]) -> bool:
-    """Whether the runs trained on equally many tokens a step (assumed where a log has no rates)."""
+    """Return whether the runs trained on equally many tokens a step. Assume so where a log has no rates."""
     tokens = [figures["tokens_per_step"] for figures in runs]
     return None in tokens or max(tokens) - min(tokens) <= SAME_BATCH * max(tokens)
 
 
 def from_slow_to_fast(runs: list[dict]) -> list[dict]:
-    """The summaries of the runs whose ranks trained one model together, the slowest first."""
+    """Return the summaries of the runs whose ranks trained one model together, the slowest first."""
     trained = [figures for figures in runs if figures["exchanges"]]
     return sorted(trained, key=lambda figures: -slowness(figures, runs))
 
 
 def fastest(runs: list[dict]) -> list[dict]:
-    """The fastest run, and in a tie all runs that it does not beat, the fastest first."""
+    """Return the fastest run, and in a tie all runs that it does not beat, the fastest first."""
     best, *others = reversed(from_slow_to_fast(runs))
     return [best, *(other for other in others if not is_faster(best, other, runs))]
 
 
 def is_faster(one: dict, other: dict, runs: list[dict]) -> bool:
-    """Whether each round of `one` is faster than each round of `other`, and the median by LEAST_DIFFERENCE."""
+    """Return whether each round of `one` is faster than each of `other`, and the median by LEAST_DIFFERENCE."""
     its, others = (slownesses(figures, runs) for figures in (one, other))
     return max(its) < min(others) and slowness(other, runs) >= LEAST_DIFFERENCE * slowness(one, runs)
 
 
 def slownesses(figures: dict, runs: list[dict]) -> list[float]:
-    """The slowness of each round."""
+    """Return the slowness of each round."""
     return [slowness(one, runs) for one in figures.get("rounds", [figures])]
 
 
 def chance(runs: int, rounds: int) -> float:
-    """The probability that the rule names one of so many equally fast runs, because its rounds happen to be fastest."""
+    """Return how likely the rule names one of so many equally fast runs, because its rounds happen to be fastest."""
     return runs / math.comb(runs * rounds, rounds)
 
 
 def speed_text(figures: dict, runs: list[dict]) -> str:
-    """How fast a run was, in the unit of the ranking: "41 ms a step" or "51,200 tokens/s"."""
+    """Return a run's speed in the unit of the ranking: "41 ms a step" or "51,200 tokens/s"."""
     return (
         f"{short_ms(figures['step_ms'])} ms a step" if same_batch(runs) else f"{figures['tokens_per_s']:,.0f} tokens/s"
     )
 
 
 def verdict(runs: list[dict]) -> str:
-    """One sentence: the fastest of several runs and by how much, or a tie; of one run, its speed."""
+    """Say in one sentence which of several runs is fastest and by how much, or that they tie; of one run, its speed."""
     ranked = from_slow_to_fast(runs)
     if len(ranked) < 2:
         figures = (ranked or runs)[0]
@@ -108,7 +108,7 @@ def verdict(runs: list[dict]) -> str:
 
 
 def tie_text(tied: list[dict], runs: list[dict]) -> str:
-    """ "ring and tree, 41 and 43 ms a step"; of more than MOST_NAMED runs, the fastest ones."""
+    """Return "ring and tree, 41 and 43 ms a step"; of more than MOST_NAMED runs, the fastest ones."""
     labels = [figures["label"] for figures in tied[:MOST_NAMED]]
     speeds = [speed_text(figures, runs) for figures in tied[:MOST_NAMED]]
     speeds = [*(speed.partition(" ")[0] for speed in speeds[:-1]), speeds[-1]]
@@ -117,7 +117,7 @@ def tie_text(tied: list[dict], runs: list[dict]) -> str:
 
 
 def grounds(runs: list[dict]) -> str:
-    """The grounds of the verdict, a sentence; "" for a single run."""
+    """Return the grounds of the verdict as a sentence; "" for a single run."""
     ranked = from_slow_to_fast(runs)
     if len(ranked) < 2:
         return ""
@@ -147,5 +147,5 @@ def _overlaps(tied: list[dict], runs: list[dict]) -> str:
 
 
 def _listed(words: list[str]) -> str:
-    """ "a", "a and b", "a, b and c"."""
+    """Return "a", "a and b", "a, b and c"."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if words[:-1] else words)

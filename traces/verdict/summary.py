@@ -52,7 +52,7 @@ def measure_runs(runs: list[Run], predict: Callable[[Run], PredictedExchange | N
 
 
 def summary(run: Run, times: StepTimes | None = None) -> dict:
-    """The numbers of a run for JSON; times in milliseconds.
+    """Return the numbers of a run for JSON; times in milliseconds.
 
     Each is the median over steps of the mean over ranks. So the phases and `other_ms` add up to `step_ms` if steps are
     alike; if not, phases that are long in different steps may add up to more. `phases_ms`: the phases that occur,
@@ -85,13 +85,13 @@ def summary(run: Run, times: StepTimes | None = None) -> dict:
 
 
 def _medians_ms(seconds: np.ndarray, names: tuple[str, ...]) -> dict[str, float]:
-    """Milliseconds of each phase that occurs, from (S, R, P) seconds: mean over ranks, then median over steps."""
+    """Return ms of each phase that occurs, from (S, R, P) seconds: mean over ranks, then median over steps."""
     medians = np.median(seconds.mean(axis=1), axis=0) * 1e3
     return {name: float(medians[INDEX[name]]) for name in names if medians[INDEX[name]] > 0}
 
 
 def _median_ms(seconds: np.ndarray, names: tuple[str, ...]) -> float:
-    """Milliseconds of the sum of these phases, as _medians_ms."""
+    """Return milliseconds of the sum of these phases, as in _medians_ms."""
     return float(np.median(seconds[:, :, [INDEX[name] for name in names]].sum(axis=2).mean(axis=1))) * 1e3
 
 
@@ -108,7 +108,7 @@ def parts(figures: dict) -> dict[str, float]:
 
 
 def wait_table(measured: TimedRun) -> dict[str, np.ndarray]:
-    """(R,) milliseconds of each visible part of the step, medians over steps: work, wait states, and "other"."""
+    """Return (R,) milliseconds of each visible part of the step, medians over steps: work, wait states, and "other"."""
     times = measured.times
     states = find_wait_states(measured.run).per_step(times.steps, len(measured.run.ranks))
     seconds = {"data": times.phase("data"), "computing": times.phase(*COMPUTE), "copies": times.phase(*COPY)}
@@ -121,7 +121,7 @@ def wait_table(measured: TimedRun) -> dict[str, np.ndarray]:
 
 
 def table(runs: list[dict]) -> str:
-    """A text table of the summaries, one line for each run.
+    """Return a text table of the summaries, one line for each run.
 
     Columns: milliseconds of each part of the step, the step, the range of its rounds if there are several, the share of
     exchanging without waiting for late ranks, tokens per second, MFU if any run has one.

@@ -27,7 +27,7 @@ SHOWN_IN = {
 
 
 def title_lines(diagnosis: Diagnosis, label: str, figure: str, facts: str, more: str = "") -> tuple[str, str]:
-    """The title of a figure of one run and the line below it, "" for none.
+    """Return the title of a figure of one run and the line below it, "" for none.
 
     figure: "timeline", "ranks", ... facts: its numbers, without a judgment. more: numbers that are too long for it.
     """
@@ -37,6 +37,6 @@ def title_lines(diagnosis: Diagnosis, label: str, figure: str, facts: str, more:
 
 
 def shown_in(finding: Finding) -> tuple[str, ...]:
-    """The figures that show the finding."""
+    """Return the figures that show the finding."""
     # All figures but the map show the median step, which has no stalls.
     return ("ranks",) if "stalls" in finding.facts else (*WHOLE_STEP, *SHOWN_IN[finding.kind])

@@ -18,9 +18,9 @@ BLOCK = (128,)
 
 
 def attention_forward(device, out, logsumexp, qkv, head_count, first=None):
-    """out (B, T, C); logsumexp (B, H, T) float32, kept for backward; qkv (B, T, 3C): queries, keys, values.
+    """Compute out (B, T, C) and logsumexp (B, H, T) float32, for backward, from qkv (B, T, 3C): queries, keys, values.
 
-    With `first` our own kernel runs: a growing text has a new T each time, and cuDNN takes seconds to plan each shape.
+    With `first`, our own kernel runs: a growing text has a new T for each token, and cuDNN takes seconds per shape.
     """
     arguments = out, logsumexp, qkv, head_count
     ours = partial(
@@ -32,7 +32,7 @@ def attention_forward(device, out, logsumexp, qkv, head_count, first=None):
 
 
 def attention_backward(device, dqkv, dout, qkv, out, logsumexp, head_count):
-    """dqkv (B, T, 3C) from dout (B, T, C) and forward's inputs and outputs."""
+    """Compute dqkv (B, T, 3C) from dout (B, T, C) and forward's inputs and outputs."""
     arguments = dqkv, dout, qkv, out, logsumexp, head_count
     ours = partial(_own_backward, device, *arguments)
     if device.cudnn_attention is None:

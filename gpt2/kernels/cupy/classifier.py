@@ -18,7 +18,7 @@ LOGITS_BYTES = 1 << 30  # at most so many bytes of logits at once if no gradient
 def classifier_forward(
     device, losses, exponentials, row_scale, inputs, wte, targets, vocab_size, scale, first_token=0, tp_group=ONE_SHARD
 ):
-    """losses (N,) float32 of inputs (N, C) against host targets (N,), with wte (Vp, C).
+    """Compute losses (N,) float32 of inputs (N, C) against host targets (N,), with wte (Vp, C).
 
     exponentials (N, Vp) gets dlogits * scale; None if only the losses are wanted. Shards of the vocabulary exchange a
     maximum of N numbers and a sum of 2 N.
@@ -34,14 +34,14 @@ def classifier_forward(
 
 
 def classifier_backward(device, dinputs, dwte, exponentials, row_scale, inputs, wte, accumulate):
-    """dinputs (N, C) = dlogits @ wte; dwte (Vp, C) = or += dlogits.T @ inputs, from what forward stored."""
+    """Compute dinputs (N, C) = dlogits @ wte; dwte (Vp, C) = or += dlogits.T @ inputs. Forward stored dlogits."""
     device.matmul(dinputs, exponentials, wte)
     device.matmul(dwte, exponentials.T, inputs, accumulate=accumulate)
     device.spare = exponentials
 
 
 def _forward_of_shard(device, losses, exponentials, inputs, wte, targets, known, scale, tp_group):
-    """Shards may process different numbers of rows at once, so they exchange the numbers of all rows together."""
+    """Run forward of a vocabulary shard. Shards may cut rows differently, so they exchange all rows at once."""
     N = len(inputs)
     own_maxima, maxima = (device.scratch(name, (N,), np.float32) for name in ("own_maxima", "maxima"))
     sums, target_logits = both = device.scratch("sums_and_target_logits", (2, N), np.float32)
@@ -89,7 +89,7 @@ def rescale_sums(device, sums, own_maxima, maxima, kind):
 
 
 def losses_over_shards(device, losses, maxima, sums, target_logits, kind):
-    """losses (N,) from the maxima, sums and target logits of all shards."""
+    """Compute losses (N,) from the maxima, sums and target logits of all shards."""
     _launch_numbers(device, "losses_over_shards", kind, (losses, maxima, sums, target_logits))
 
 

@@ -33,12 +33,12 @@ class CudnnAttention:
         self._cudnn = cudnn
 
     def forward(self, out, logsumexp, qkv, head_count) -> None:
-        """As gpt2.kernels.cupy.attention.attention_forward."""
+        """Run gpt2.kernels.cupy.attention.attention_forward by cuDNN."""
         addresses = _thirds(qkv, QUERIES) | {OUT: address(out), STATISTICS: address(logsumexp)}
         self._execute("forward", out.shape, head_count, addresses)
 
     def backward(self, dqkv, dout, qkv, out, logsumexp, head_count) -> None:
-        """As gpt2.kernels.cupy.attention.attention_backward."""
+        """Run gpt2.kernels.cupy.attention.attention_backward by cuDNN."""
         addresses = _thirds(qkv, QUERIES) | _thirds(dqkv, DQUERIES)
         addresses |= {OUT: address(out), STATISTICS: address(logsumexp), DOUT: address(dout)}
         self._execute("backward", out.shape, head_count, addresses)

@@ -70,16 +70,16 @@ class Device:
         }
 
     def choices(self) -> dict:
-        """Return what was chosen by timing so far, for JSON: "products" and "ways", and the fields of `maker`.
+        """Return the choices made by timing so far, for JSON: "products" and "ways", and the fields of `maker`.
 
-        Other choices are as correct, but round differently. A process of the same maker gets the same bits with these.
+        Other choices are as correct, but round differently. With these, a process of the same maker gets the same bits.
         """
         ways = [[work, list(shape), kind, theirs] for (work, shape, kind), theirs in self.faster_of.choices().items()]
         products = {name: algorithm.hex() for name, algorithm in self.matmul.algorithms().items()}
         return self.maker | {"products": products, "ways": ways}
 
     def timed(self) -> int:
-        """Return how many choices had to be timed, because they were not given or did not run here."""
+        """Return the number of choices that had to be timed, because they were not given or did not run here."""
         return sum(bool(plan.times_ms) for plan in self.matmul.plans.values()) + len(self.faster_of.times_ms)
 
     def give_choices(self, choices: dict) -> None:

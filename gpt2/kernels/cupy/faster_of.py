@@ -1,4 +1,4 @@
-"""Choose the faster of two ways to do the same work on this GPU: by timing both once for each shape, or as given.
+"""Choose the faster of two ways to do the same work on this GPU: time both once for each shape, or use given choices.
 
 One way is our own kernels. The other is a library's: a product's epilogue, or cuDNN's attention. An epilogue saves a
 kernel that reads and writes the product's output again, but may slow down the product by more than that.
@@ -15,7 +15,7 @@ BFLOAT16_ONLY = ("gelu", "dgelu", *ATTENTION)
 
 
 class FasterOf:
-    """device.faster_of. time_ms(run) returns how long run() takes on the stream.
+    """Run the faster of two ways (device.faster_of). time_ms(run) returns how long run() takes on the stream.
 
     epilogues: "faster", "always" or "never". attention: "faster", "cudnn" or "own".
     """
@@ -38,8 +38,8 @@ class FasterOf:
     def __call__(self, work: str, out, theirs, ours, repeatable: bool = True) -> None:
         """Run theirs() or ours(). Both do `work`, and write the same values to `out`, up to rounding.
 
-        repeatable: both may run many times, so that they can be timed; if not, ours() runs until they were timed. If
-        theirs() raises an exception, ours() is chosen, unless theirs was requested with "always".
+        repeatable: both may run many times, and so be timed; otherwise ours() runs if they have not been timed. If
+        theirs() raises an exception while it is timed, ours() is chosen.
         """
         key = (work, out.shape, storage(out))
         taken = self._taken[work]

@@ -41,14 +41,14 @@ WARPS_AT_ONCE = 32  # warps of LayerNorm's backward for which a multiprocessor h
 
 
 def embedding_forward(device, out, tokens, wte, wpe, first_token=0):
-    """out[b, t] = wte[tokens[b, t]] + wpe[t].  out (B, T, C), host tokens (B, T), wte (Vp, C), wpe (context, C)."""
+    """Set out[b, t] = wte[tokens[b, t]] + wpe[t].  out (B, T, C), host tokens (B, T), wte (Vp, C), wpe (context, C)."""
     B, T, C = out.shape
     arguments = (out, device.upload("tokens", tokens - first_token), wte, wpe, *int32(len(wte), B * T, T, C))
     device.launch("embedding", storage(out), "embedding_forward", _grid(out), (THREADS,), arguments)
 
 
 def embedding_backward(device, dwte, dwpe, dout, tokens, accumulate, first_token=0):
-    """dwte[token] += the sum of dout (B, T, C) over the token's positions; dwpe[t] = or += the sum over b.
+    """Add dwte[token] += the sum of dout (B, T, C) over the token's positions; dwpe[t] = or += the sum over b.
 
     The host sorts tokens while the device is busy with backward's earlier kernels.
     """
@@ -70,18 +70,18 @@ def embedding_backward(device, dwte, dwpe, dout, tokens, accumulate, first_token
 
 
 def add(device, out, first, second, bias=None):
-    """out = first + second, all of one shape; or, with a bias (width,), out (N, width) = first + (second + bias)."""
+    """Set out = first + second, all of one shape; or with a bias (width,), out (N, width) = first + (second + bias)."""
     arguments = (out, first, second, bias, np.int64(out.size), np.int32(out.shape[-1]))
     device.launch("add", storage(out), "add", _grid(out), (THREADS,), arguments)
 
 
 def layernorm_forward(device, out, mean, rstd, inputs, weight, bias):
-    """out, inputs (N, C); mean, rstd (N,) float32, kept for backward; weight, bias (C,)."""
+    """Compute out (N, C) from inputs (N, C); mean, rstd (N,) float32, kept for backward; weight, bias (C,)."""
     residual_layernorm_forward(device, None, out, mean, rstd, inputs, None, None, weight, bias)
 
 
 def residual_layernorm_forward(device, residual, out, mean, rstd, inputs, branch, branch_bias, weight, bias):
-    """residual = inputs + (branch + branch_bias), out = LayerNorm(residual).
+    """Compute residual = inputs + (branch + branch_bias), out = LayerNorm(residual).
 
     With None for residual, branch and its bias: LayerNorm(inputs).
     """
@@ -96,7 +96,7 @@ def residual_layernorm_forward(device, residual, out, mean, rstd, inputs, branch
 def layernorm_backward(
     device, dinputs, dweight, dbias, column_sums, doutputs, inputs, mean, rstd, weight, accumulate
 ):  # fmt: skip
-    """dinputs (N, C) += the gradient, on top of the residual stream's; dweight, dbias (C,) = or +=."""
+    """Add the gradient to dinputs (N, C), which has the residual stream's; dweight, dbias (C,) = or +=."""
     N, C = dinputs.shape
     kinds = 2 if column_sums is None else 3
     blocks, warps, shared_bytes = _lasting_blocks(device, kinds * C * np.dtype(np.float32).itemsize)
@@ -112,19 +112,19 @@ def layernorm_backward(
 
 
 def bias_gelu_forward(device, out, saved, bias):
-    """saved (N, width) += bias (width,); out (N, width) = gelu(saved): the rest of a linear_gelu_forward."""
+    """Finish a linear_gelu_forward: saved (N, width) += bias (width,); out (N, width) = gelu(saved)."""
     arguments = (out, saved, bias, np.int64(saved.size), np.int32(len(bias)))
     device.launch("gelu", storage(out), "bias_gelu_forward", _grid(out), (THREADS,), arguments)
 
 
 def gelu_backward(device, dinputs, saved):
-    """Replace dinputs (N, width), the gradient of GELU's output, by that of its input."""
+    """Replace the gradient of GELU's output in dinputs (N, width) by the gradient of its input."""
     arguments = (dinputs, saved, np.int64(saved.size))
     device.launch("gelu", storage(dinputs), "gelu_backward", _grid(dinputs), (THREADS,), arguments)
 
 
 def column_sums(device, sums, rows, accumulate):
-    """sums (width,) = or += the column sums of rows (N, width)."""
+    """Compute sums (width,) = or += the column sums of rows (N, width)."""
     N, width = rows.shape
     block = (WARP, THREADS // WARP)
     blocks = min(math.ceil(N / block[1]), COLUMN_SUM_BLOCKS)
@@ -156,7 +156,7 @@ def adamw(
 
 
 def round_parameters(device, rounded, values, rounding_seed=None, first=0):
-    """rounded (n,) bfloat16 = values (n,) float32, to nearest, ties to even; with a rounding_seed stochastically.
+    """Set rounded (n,) bfloat16 = values (n,) float32: to nearest, ties to even; with a rounding_seed stochastically.
 
     The draw of an element depends only on the seed and its index `first` + i (gpt2/rounding.py).
     """

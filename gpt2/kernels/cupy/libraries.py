@@ -1,6 +1,6 @@
 """NVIDIA's libraries and headers, from its Python wheels or else from the machine's CUDA toolkit.
 
-cuda-pathfinder, which comes with CuPy, finds the latter: it knows conda, CUDA_HOME and the loader's paths.
+cuda-pathfinder, which comes with CuPy, finds the toolkit: it knows conda, CUDA_HOME and the loader's paths.
 """
 
 import ctypes

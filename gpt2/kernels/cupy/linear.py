@@ -7,12 +7,12 @@ from gpt2.kernels.cupy.launch import bias_gelu_forward, column_sums, gelu_backwa
 
 
 def linear_forward(device, out, inputs, weight, bias):
-    """out (N, outputs) = inputs (N, inputs) @ weight.T + bias; bias (outputs,) or None."""
+    """Compute out (N, outputs) = inputs (N, inputs) @ weight.T + bias; bias (outputs,) or None."""
     device.matmul(out, inputs, weight.T, bias=bias)
 
 
 def linear_gelu_forward(device, out, saved, inputs, weight, bias):
-    """out (N, outputs) = gelu(inputs (N, inputs) @ weight.T + bias); saved (N, outputs): GELU's input, for backward."""
+    """Compute out (N, outputs) = gelu(inputs (N, inputs) @ weight.T + bias); saved (N, outputs): GELU's input."""
 
     def in_epilogue():
         device.matmul(out, inputs, weight.T, bias=bias, gelu_input=saved)
@@ -25,13 +25,13 @@ def linear_gelu_forward(device, out, saved, inputs, weight, bias):
 
 
 def linear_backward(device, dinputs, dweight, dbias, doutputs, inputs, weight, accumulate):
-    """dinputs = doutputs @ weight; dweight = or += doutputs.T @ inputs; dbias, unless None, = or += column sums."""
+    """Compute dinputs = doutputs @ weight; dweight = or += doutputs.T @ inputs; dbias (or None) = or += column sums."""
     device.matmul(dinputs, doutputs, weight)
     _parameters_backward(device, dweight, dbias, doutputs, inputs, accumulate)
 
 
 def gelu_linear_backward(device, dinputs, dweight, doutputs, inputs, saved, weight, accumulate):
-    """linear_backward through a linear_gelu_forward, whose `out` is `inputs`: dinputs is the gradient of `saved`."""
+    """Run linear_backward through a linear_gelu_forward, whose `out` is `inputs`: dinputs = the gradient of `saved`."""
 
     def in_epilogue():
         device.matmul(dinputs, doutputs, weight, dgelu_input=saved)
@@ -45,7 +45,7 @@ def gelu_linear_backward(device, dinputs, dweight, doutputs, inputs, saved, weig
 
 
 def _parameters_backward(device, dweight, dbias, doutputs, inputs, accumulate):
-    """An epilogue overwrites the bias gradient. To accumulate, it writes to scratch, which is then added."""
+    """Compute dweight and dbias. An epilogue overwrites its sums: to accumulate, sum into scratch, and add that."""
     if dbias is None:
         return device.matmul(dweight, doutputs.T, inputs, accumulate=accumulate)
 

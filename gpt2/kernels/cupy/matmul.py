@@ -117,7 +117,7 @@ class MatmulPlan:
 
 
 class Matmul:
-    """device.matmul. time_ms(run) returns how long run() takes on the stream. workspace: an array of bytes."""
+    """Compute matrix products (device.matmul). time_ms(run): how long run() takes on the stream. workspace: bytes."""
 
     def __init__(self, library: CublasLt, stream_pointer: int, workspace, scratch, time_ms, tf32: bool):
         self._library = library
@@ -140,7 +140,7 @@ class Matmul:
         }
 
     def give(self, algorithms: dict[str, bytes]) -> None:
-        """Use these algorithms from now on, instead of earlier choices and of timing."""
+        """Use these algorithms from now on. They replace earlier choices and timing."""
         chosen = self.algorithms()
         self._given |= algorithms
         for plan in self.plans.values():
@@ -157,7 +157,7 @@ class Matmul:
     def __call__(
         self, out, left, right, *, bias=None, gelu_input=None, dgelu_input=None, left_sums=None, accumulate=False
     ) -> None:
-        """out (M, N) = or += left (M, K) @ right (K, N), with at most one of these epilogues.
+        """Compute out (M, N) = or += left (M, K) @ right (K, N), with at most one of these epilogues.
 
         bias (N,) is added to the product. bias and gelu_input (M, N): gelu_input = product + bias,
         out = gelu(gelu_input). dgelu_input (M, N): out = product * gelu'(dgelu_input). left_sums (M,) = the row sums of

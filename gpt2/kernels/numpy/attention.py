@@ -17,7 +17,7 @@ HEADS_BYTES = 4 << 20  # a thread's working set
 
 
 def attention_forward(cores, out, logsumexp, qkv, head_count, first=None):
-    """out (B, T, C) and logsumexp (B, H, T), kept for backward, from qkv (B, T, 3C): queries, keys and values.
+    """Compute out (B, T, C) and logsumexp (B, H, T), for backward, from qkv (B, T, 3C): queries, keys and values.
 
     first: compute only the rows from this position on; None for all. Earlier rows of the outputs may be overwritten.
     """
@@ -40,7 +40,7 @@ def attention_forward(cores, out, logsumexp, qkv, head_count, first=None):
 
 
 def attention_backward(cores, dqkv, dout, qkv, out, logsumexp, head_count):
-    """dqkv (B, T, 3C) from dout (B, T, C) and forward's inputs and outputs.
+    """Compute dqkv (B, T, 3C) from dout (B, T, C) and forward's inputs and outputs.
 
     dV = P^T dO;  dP = dO V^T;  dS = P (dP - rowsum(dO O));  dQ = dS K;  dK = dS^T Q.
     """

@@ -1,7 +1,7 @@
 """Products of numbers rounded to bfloat16 with float32 sums, by AVX2's fused multiply-add: pack, then compute `tiles`.
 
-AVX2 has no instruction for bfloat16. But any product packs its operands (Goto and van de Geijn 2008), and rounding them
-meanwhile costs little, while BLAS would have to read rounded copies again. Packed numbers are float32 with bfloat16
+AVX2 has no instruction for bfloat16. But any product packs its operands (Goto and van de Geijn 2008). Rounding during
+packing costs little, while BLAS would have to read rounded copies again. Packed numbers are float32 with bfloat16
 values: rows of `a` in panels of 6, columns of `b` in panels of 16, [k][row or column] within each. A tile of 6 x 16
 sums takes 12 of the 16 vector registers.
 
@@ -51,7 +51,7 @@ def _load(build, is_bfloat16: bool, address):
 def _new_pack_rows(is_bfloat16: bool):
     """Pack up to 8 rows by 8 numbers of the summed axis, which are contiguous in a row.
 
-    Prefetches those of the next panel, `ahead` bytes away.
+    Also prefetches the numbers of the next panel, `ahead` bytes away.
     """
 
     @intrinsic
@@ -209,7 +209,7 @@ def _pack_vectors(target, source, depth_stride, item_bytes, is_b):
 
 @register_jitable
 def _pack_squares(target, source, stride, item_bytes, width, depth, step):
-    """Pack a panel up to the last multiple of 8 of the summed axis, and return that."""
+    """Pack a panel up to the last multiple of 8 of the summed axis, and return this multiple."""
     whole, ahead = depth // LANES * LANES, step // ITEM_BYTES * stride
     for k in range(0, whole, LANES):
         for row in range(0, width, LANES):

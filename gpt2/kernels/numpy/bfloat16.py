@@ -1,4 +1,4 @@
-"""Products of bfloat16 operands with float32 sums, in place of those of Cores: --dtype bfloat16 on CPUs.
+"""Products of bfloat16 operands with float32 sums, used instead of the products of Cores: --dtype bfloat16 on CPUs.
 
     (a b)_ij = sum_k bfloat16(a_ik) bfloat16(b_kj)
 
@@ -42,7 +42,7 @@ class BFloat16Cores(Cores):
         return self.rows
 
     def multiply(self, a, b, out, rows, columns, finish):
-        """As Cores.multiply. Sums to be rounded stay in scratch, so all of k is taken at once."""
+        """Compute a product as Cores.multiply does. Sums to be rounded stay in scratch, so k is taken whole."""
         rounds = out.dtype == bfloat16
         width = out.shape[1]
         for k in _blocks(slice(0, a.shape[1]), a.shape[1] if rounds else self.depth):
@@ -119,7 +119,7 @@ class PackingCores(BFloat16Cores):
         self.kernels.tiles(_address(result), result.strides[0], *result.shape, left, right, k.stop - k.start, mode)
 
     def multiply(self, a, b, out, rows, columns, finish):
-        """One call computes all blocks, unless each must be finished before it is rounded."""
+        """Compute all blocks in one call, unless each must be finished before it is rounded."""
         if out.dtype == bfloat16 and finish is not None:
             return super().multiply(a, b, out, rows, columns, finish)
         self.multiply_heads(a[None, rows], b[None, :, columns], out[None, rows, columns], add=False)

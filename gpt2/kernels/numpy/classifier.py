@@ -2,8 +2,8 @@
 
     loss_n = log sum_v exp(logit_nv - logit_n,target),    dlogits = row_scale_n (E - onehot(target) rowsum(E))
 
-Each row is shifted by its target's logit instead of its largest one. It is known beforehand, so one pass is enough,
-and the loss is the logarithm of the sum. Backward divides by the row's sum in the small operands of its products.
+Each row is shifted by its target's logit, not by its largest one. The target's logit is known beforehand, so one pass
+is enough, and the loss is the logarithm of the sum. Backward scales the small operands of its products by 1 / sum.
 """
 
 from functools import partial
@@ -23,16 +23,16 @@ def classifier_forward(
     cores, losses, exponentials, row_scale, inputs, wte, targets, vocab_size, scale,
     first_token=0, tp_group=ONE_SHARD, blocks=None, target_rows=None,
 ):  # fmt: skip
-    """losses (N,) of inputs (N, C) against targets (N,), with wte (Vp, C).
+    """Compute losses (N,) of inputs (N, C) against targets (N,), with wte (Vp, C).
 
-    For classifier_backward it stores exponentials (N, Vp) and row_scale (N,): their product is dlogits * scale. Both
+    For classifier_backward it stores exponentials (N, Vp) and row_scale (N,), whose product is dlogits * scale. Both
     are None if only the losses are wanted. The pad columns [V, Vp) take no part, and get gradient 0.
 
     With a vocabulary shard, wte has the rows from first_token on. tp_group.sum(rows) and tp_group.maximum(rows) combine
     rows (N,) of all shards, and all shards get all losses. Two sums of N numbers are exchanged.
 
-    blocks: yields the rows [start, stop) of wte to take next, as soon as they may be used; None takes all at once.
-    target_rows: (a table, the row of it for each target (N,)), used for the targets' logits while wte is not there yet.
+    blocks: yields the rows [start, stop) of wte to use next, as soon as they have arrived; None uses all at once.
+    target_rows: (a table, the row of it for each target (N,)), for the targets' logits before all of wte has arrived.
     """
     known = min(max(0, vocab_size - first_token), len(wte))  # pad rows do not count; the last shard may have no others
     own = np.flatnonzero((targets >= first_token) & (targets < first_token + known))
@@ -52,7 +52,7 @@ def classifier_forward(
 
 
 def _target_logits(cores, inputs, table, own, places):
-    """Return the logit of each row's target (N,): 0 where another shard has it.
+    """Return the logit of each row's target (N,), or 0 where another shard has it.
 
     own: the rows whose targets are in this shard. places: their targets' rows in the table.
     """
@@ -67,7 +67,7 @@ def _target_logits(cores, inputs, table, own, places):
 
 
 def classifier_backward(cores, dinputs, dwte, exponentials, row_scale, inputs, wte, accumulate, blocks=None):
-    """dinputs (N, C) = dlogits @ wte; dwte (Vp, C) = or += dlogits.T @ inputs, from what forward stored.
+    """Compute dinputs (N, C) = dlogits @ wte; dwte (Vp, C) = or += dlogits.T @ inputs, from the arrays of forward.
 
     blocks: as in classifier_forward; a block's dwte is final when the next one is taken.
     """

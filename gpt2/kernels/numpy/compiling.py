@@ -6,7 +6,7 @@ index that names the wrong machine code. A process that reads between the two wr
 checks the function's own source file, not those whose functions are compiled into it. Here each form is one file, which
 holds everything it depends on and gets its name when it is complete.
 
-Processes of a node that miss a form at once would all compile it, each on its share of the cores. So the first one
+Processes of a node that need a form at once would all compile it, each on its share of the cores. So the first one
 locks it, and the others wait. A lock ends with its process.
 """
 

@@ -24,7 +24,7 @@ class Cores:
     """`threads` threads of this process, one of which is the calling thread. Products have the dtype of their arrays.
 
     operand_dtype: the dtype of activations that are only operands of products; None for the parameters'.
-    how: the name of what computes products. meanwhile(), unless None: called between pieces of long products, by the
+    how: the way to compute products. meanwhile(), unless None: called between pieces of long products, by the
     calling thread, so that communication makes progress.
     """
 
@@ -95,7 +95,7 @@ class Cores:
         self.for_parts(len(tasks), some_tasks)
 
     def _pieces(self, a, out, parts: int) -> int:
-        """Return into how many pieces to cut a thread's part of a product: few, as each packs an operand again."""
+        """Return the number of pieces of a thread's part of a product: few, as each packs an operand again."""
         if self.meanwhile is None:
             return 1
         pieces = 2 * a.shape[1] * out.size / PIECE_OPERATIONS
@@ -104,15 +104,15 @@ class Cores:
     def multiply(self, a, b, out, rows: slice, columns: slice, finish) -> None:
         """Compute these rows and columns of out = a @ b on the calling thread.
 
-        finish(result, rows, columns), unless None, is called as soon as result[:, columns] holds them, in float32 or in
-        the dtype of `out` if that is wider. It changes them in place; then they go to `out`.
+        finish(result, rows, columns), unless None, is called once result[:, columns] holds the block, in float32 or in
+        the dtype of `out` if that is wider. It changes the block in place; then the block goes to `out`.
         """
         np.matmul(a[rows], b[:, columns], out=out[rows, columns])
         if finish is not None:
             finish(out[rows], rows, columns)
 
     def matmul(self, a, b, out, add: bool = False) -> None:
-        """out (heads, rows, columns) = or, if `add`, += a (heads, rows, k) @ b (heads, k, columns), on this thread."""
+        """Set out (heads, rows, columns) = a (heads, rows, k) @ b (heads, k, columns), or `add` it, on this thread."""
         if not add:
             np.matmul(a, b, out=out)
         else:
@@ -129,11 +129,11 @@ class Cores:
         return array
 
     def as_operand(self, array) -> np.ndarray:
-        """Return the array as products round it, in its own dtype."""
+        """Return the array rounded as operands of products are, in its own dtype."""
         return array
 
     def store(self, out, values) -> None:
-        """out = values, rounded if `out` is narrower."""
+        """Copy values to out, rounded if `out` is narrower."""
         out[:] = values
 
 

@@ -24,7 +24,7 @@ ROWS = 128  # rows that one float32 sum adds up: a sum over all rows of a batch 
 
 
 def embedding_forward(cores, out, tokens, wte, wpe, first_token=0):
-    """out[b, t] = wte[tokens[b, t]] + wpe[t].  out (B, T, C), tokens (B, T) int, wte (Vp, C), wpe (context, C).
+    """Compute out[b, t] = wte[tokens[b, t]] + wpe[t].  out (B, T, C), tokens (B, T) int, wte (Vp, C), wpe (context, C).
 
     With a vocabulary shard, whose rows begin at first_token, out is this shard's term of the sum over shards: other
     shards' tokens count 0, and wpe is None if another tp rank adds it.
@@ -37,7 +37,7 @@ def embedding_forward(cores, out, tokens, wte, wpe, first_token=0):
 
 
 def embedding_backward(cores, dwte, dwpe, dout, tokens, accumulate, first_token=0):
-    """dwte[token] += the sum of dout over the token's positions; dwpe[t] = or += the sum over b.
+    """Add dwte[token] += the sum of dout over the token's positions; dwpe[t] = or += the sum over b.
 
     dwte is always added to: the tied head's gradient is written first. Rows are sorted by token and summed group by
     group: no scatter with collisions, and always the same order of additions. Vocabulary shards as in
@@ -63,7 +63,7 @@ def embedding_backward(cores, dwte, dwpe, dout, tokens, accumulate, first_token=
 
 
 def add(cores, out, first, second, bias=None):
-    """out = first + second, all of one shape; or, with a bias (width,), out (N, width) = first + (second + bias).
+    """Set out = first + second, all of one shape; or with a bias (width,), out (N, width) = first + (second + bias).
 
     Without a bias, out may be one of the two.
     """
@@ -75,12 +75,12 @@ def add(cores, out, first, second, bias=None):
 
 
 def layernorm_forward(cores, out, mean, rstd, inputs, weight, bias):
-    """out, inputs (N, C); mean, rstd (N,), kept for backward; weight, bias (C,)."""
+    """Compute out (N, C) from inputs (N, C); mean, rstd (N,), kept for backward; weight, bias (C,)."""
     cores.for_parts(len(inputs), partial(loops.layernorm, loops.bits(out), mean, rstd, inputs, weight, bias, EPSILON))
 
 
 def residual_layernorm_forward(cores, residual, out, mean, rstd, inputs, branch, branch_bias, weight, bias):
-    """residual = inputs + (branch + branch_bias), out = LayerNorm(residual), one pass over the rows.
+    """Compute residual = inputs + (branch + branch_bias), out = LayerNorm(residual), in one pass over the rows.
 
     All (N, C) but mean, rstd (N,) and branch_bias, weight, bias (C,).
     """
@@ -91,7 +91,7 @@ def residual_layernorm_forward(cores, residual, out, mean, rstd, inputs, branch,
 def layernorm_backward(
     cores, dinputs, dweight, dbias, column_sums, doutputs, inputs, mean, rstd, weight, accumulate
 ):  # fmt: skip
-    """dinputs += the gradient, on top of the residual stream's; dweight, dbias = or +=.
+    """Add the gradient to dinputs, which has the residual stream's; dweight, dbias = or +=.
 
     column_sums (C,), unless None, = the column sums of dinputs afterwards: the gradient of branch_bias.
     With n = (x - mean) rstd and g = dy * weight:  dx = rstd (g - mean_c(g) - n mean_c(g n)).
@@ -118,14 +118,14 @@ def layernorm_backward(
 
 
 def column_sums(cores, sums, rows, accumulate):
-    """sums (width,) = or += the column sums of rows (N, width)."""
+    """Compute sums (width,) = or += the column sums of rows (N, width)."""
     # A matrix-vector product: faster than sum(axis=0).
     total = np.ones(len(rows), rows.dtype) @ rows
     sums[:] = sums + total if accumulate else total
 
 
 def linear_forward(cores, out, inputs, weight, bias):
-    """out (N, outputs) = inputs (N, inputs) @ weight.T + bias; bias (outputs,) or None."""
+    """Compute out (N, outputs) = inputs (N, inputs) @ weight.T + bias; bias (outputs,) or None."""
 
     def add_bias(result, rows, columns):
         loops.add_bias(result, bias, columns)
@@ -134,7 +134,7 @@ def linear_forward(cores, out, inputs, weight, bias):
 
 
 def linear_gelu_forward(cores, out, saved, inputs, weight, bias):
-    """out (N, outputs) = gelu(inputs (N, inputs) @ weight.T + bias); saved (N, outputs) is for backward alone."""
+    """Set out (N, outputs) = gelu(inputs (N, inputs) @ weight.T + bias); saved (N, outputs) is for backward alone."""
 
     def add_bias_and_gelu(result, rows, columns):
         loops.bias_gelu_and_slope(loops.bits(out[rows]), result, bias, columns)
@@ -143,13 +143,13 @@ def linear_gelu_forward(cores, out, saved, inputs, weight, bias):
 
 
 def linear_backward(cores, dinputs, dweight, dbias, doutputs, inputs, weight, accumulate):
-    """dinputs = doutputs @ weight; dweight = or += doutputs.T @ inputs; dbias, unless None, = or += column sums."""
+    """Compute dinputs = doutputs @ weight; dweight = or += doutputs.T @ inputs; dbias (or None) = or += column sums."""
     sum_columns = _bias_backward(cores, dbias, doutputs, accumulate)
     backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, None, sum_columns)
 
 
 def gelu_linear_backward(cores, dinputs, dweight, doutputs, inputs, saved, weight, accumulate):
-    """linear_backward after a linear_gelu_forward, whose `out` is `inputs`: dinputs is the gradient of GELU's input."""
+    """Run linear_backward after a linear_gelu_forward with `out` = `inputs`: dinputs = the gradient of GELU's input."""
 
     def times_slope(result, rows, columns):
         loops.multiply_by(result, loops.bits(saved[rows]), columns)
@@ -158,7 +158,7 @@ def gelu_linear_backward(cores, dinputs, dweight, doutputs, inputs, saved, weigh
 
 
 def _bias_backward(cores, dbias, doutputs, accumulate):
-    """Return a finish_weight for backward_products that sets dbias = or += the column sums of doutputs, or None."""
+    """Return a finish_weight for backward_products that adds up or sets dbias, the column sums of doutputs; or None."""
     if dbias is None:
         return None
     ones = np.ones(ROWS, dbias.dtype)
@@ -175,7 +175,7 @@ def _bias_backward(cores, dbias, doutputs, accumulate):
 
 
 def backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, finish_inputs, finish_weight):
-    """dinputs = doutputs @ weight and dweight (outputs, inputs) = or += doutputs.T @ inputs, at the same time.
+    """Compute dinputs = doutputs @ weight and dweight (outputs, inputs) = or += doutputs.T @ inputs, at the same time.
 
     finish_inputs and finish_weight are called for each finished block of dinputs and dweight, as in Cores.multiply.
     """

@@ -18,7 +18,7 @@ SQUARES = 1024  # elements whose squares sum_of_squares adds in their own dtype
 
 
 def _exp(x):
-    """e**x; in float32 within 1 ulp, 0 below -88, infinity above 88.3, NaN for NaN."""
+    """Compute e**x: in float32 within 1 ulp, 0 below -88, infinity above 88.3, NaN for NaN."""
 
 
 # No fastmath from the caller: it would simplify the rounding below away.
@@ -29,7 +29,7 @@ def _exp_of_dtype(x):
     f = np.float32
 
     def exp32(x):
-        """2^n e^r with n = round(x / ln 2), |r| <= ln(2) / 2, by the polynomial and split ln 2 of Cephes' expf.
+        """Compute 2^n e^r with n = round(x / ln 2), |r| <= ln(2) / 2, by the polynomial and split ln 2 of Cephes' expf.
 
         Adding `shift` rounds x / ln 2 and leaves n + 127, the bits of 2^n's exponent, at the lower end of the sum.
         """
@@ -47,7 +47,7 @@ def _exp_of_dtype(x):
 
 
 def bits(array):
-    """Return the array as these loops take it: bfloat16 as its bits, uint16."""
+    """Return the array as these loops take it: for bfloat16 its bits, uint16."""
     return array.view(np.uint16) if array.dtype == bfloat16 else array
 
 
@@ -84,7 +84,7 @@ def _number_of_dtype(value):
 
 @compiled
 def keep(out, values, columns):
-    """out = values, rounded if `out` is bfloat16, in these columns of both (N, width)."""
+    """Copy values to out, rounded if `out` is bfloat16, in these columns of both (N, width)."""
     for n in range(len(out)):
         row_out, row = out[n, columns], values[n, columns]
         for c in range(len(row)):
@@ -100,7 +100,7 @@ def round_off(values):
 
 @compiled
 def add_bias(x, bias, columns):
-    """x += bias, in these columns of x (N, width) and bias (width,)."""
+    """Add the bias (width,) to x (N, width), in these columns of both."""
     for n in range(len(x)):
         row_x, row_bias = x[n, columns], bias[columns]
         for c in range(len(row_x)):
@@ -109,7 +109,7 @@ def add_bias(x, bias, columns):
 
 @compiled
 def multiply_by(x, factor, columns):
-    """x *= factor, in these columns of both (N, width)."""
+    """Multiply x by factor, in these columns of both (N, width)."""
     for n in range(len(x)):
         row_x, row_factor = x[n, columns], factor[n, columns]
         for c in range(len(row_x)):
@@ -118,7 +118,7 @@ def multiply_by(x, factor, columns):
 
 @compiled
 def adamw(p, g, m, v, beta1, beta2, step_size, eps, keep, gradient_scale):
-    """m = b1 m + g;  v = b2 v + g^2;  p = keep p - step_size m / (sqrt(v) + eps).  Flat arrays of one length."""
+    """Update m = b1 m + g;  v = b2 v + g^2;  p = keep p - step_size m / (sqrt(v) + eps).  Flat arrays of one length."""
     for i in range(len(p)):
         gradient = g[i] * gradient_scale
         m[i] = m[i] * beta1 + gradient
@@ -140,7 +140,7 @@ def sum_of_squares(flat):
 
 @compiled
 def bias_gelu_and_slope(y, x, bias, columns):
-    """y = gelu(x + bias), x = its slope, in these columns of y, x (N, width) and bias (width,)."""
+    """Compute y = gelu(x + bias), x = its slope, in these columns of y, x (N, width) and bias (width,)."""
     real = x.dtype.type
     one, three = real(1.0), real(3.0)
     linear, cubic = real(-2.0 * math.sqrt(2.0 / math.pi)), real(-2.0 * math.sqrt(2.0 / math.pi) * 0.044715)
@@ -171,14 +171,14 @@ def _normalize_row(out, mean, rstd, x, weight, bias, epsilon, n):
 
 @compiled
 def layernorm(out, mean, rstd, x, weight, bias, epsilon, start, stop):
-    """Rows [start, stop) of out, x (N, C) and mean, rstd (N,); weight, bias (C,)."""
+    """Compute rows [start, stop) of out from x (N, C), and of mean, rstd (N,); weight, bias (C,)."""
     for n in range(start, stop):
         _normalize_row(out, mean, rstd, x, weight, bias, epsilon, n)
 
 
 @compiled
 def residual_layernorm(residual, out, mean, rstd, x, branch, branch_bias, weight, bias, epsilon, start, stop):
-    """residual = x + (branch + branch_bias), and its LayerNorm."""
+    """Compute residual = x + (branch + branch_bias), and its LayerNorm."""
     for n in range(start, stop):
         for c in range(x.shape[1]):
             residual[n, c] = x[n, c] + (branch[n, c] + branch_bias[c])
@@ -218,9 +218,9 @@ def _largest(row):
 
 @compiled_sums
 def causal_softmax(scores, logsumexp, first_query, scale):
-    """scores (heads, queries, keys) = softmax(scale * scores), 0 where a key comes after its query.
+    """Compute scores (heads, queries, keys) = softmax(scale * scores), 0 where a key comes after its query.
 
-    logsumexp (heads, T) = that of scale * scores. The first query has position first_query in the sequence.
+    logsumexp (heads, T) is computed from scale * scores. The first query has position first_query in the sequence.
     """
     heads, queries, keys = scores.shape
     real = scores.dtype.type
@@ -241,7 +241,7 @@ def causal_softmax(scores, logsumexp, first_query, scale):
 
 @compiled
 def causal_softmax_backward(scores, dp, logsumexp, out_dots, first_query, scale):
-    """scores = p = softmax(scale * scores), from logsumexp; dp = the scores' gradient, scale * p * (dp - out_dots).
+    """Set scores = p = softmax(scale * scores), from logsumexp; dp = the scores' gradient, scale * p * (dp - out_dots).
 
     scores, dp (heads, queries, keys); logsumexp, out_dots (heads, T); out_dots = rowsum(p dp) = rowsum(dO O).
     """
@@ -259,7 +259,7 @@ def causal_softmax_backward(scores, dp, logsumexp, out_dots, first_query, scale)
 
 @compiled_sums
 def add_exponentials(out, first_column, row_sums, logits, shift):
-    """row_sums (N,) += the row sums of exp(logits - shift[:, None]); out[:, first_column:] = the exponentials.
+    """Add to row_sums (N,) the row sums of exp(logits - shift[:, None]); out[:, first_column:] = the exponentials.
 
     logits (N, columns), shift (N,). out is None if only the sums are wanted. It must not overlap the logits, or LLVM
     does not vectorize the loop. Each sum starts at zero, because a long row's total would round small terms away.
