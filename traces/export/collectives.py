@@ -9,7 +9,7 @@ import numpy as np
 class ExportedCollective:
     """An MPI collective, and the part of the vector that a rank sends and receives.
 
-    "none", "all", "share" (1/N), "root" (all on the root, none elsewhere), "others" (the reverse).
+    "none", "all", "share" (1/N), "root" (all on the root, none elsewhere), "others" (none on the root, all elsewhere).
     """
 
     label: str

@@ -18,7 +18,7 @@ WORLD = 1  # the communicator of all ranks
 
 @dataclass(frozen=True)
 class RankSpans:
-    """One rank. phases: array of SPAN, ascending and disjoint, none across a step's edge. steps: the same, of steps.
+    """One rank. phases: array of SPAN, ascending and disjoint, none across a step's edge. steps: likewise, the steps.
 
     SPAN's `waited`: nanoseconds at the beginning of the span spent waiting for another rank.
     """

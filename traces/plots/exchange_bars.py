@@ -1,4 +1,4 @@
-"""Plot of bench_exchange.py: each contender's time in units of the network's bound, and the busiest node's bytes.
+"""Plot of bench_exchange.py: each contender's time as a multiple of the network's bound, and the busiest node's bytes.
 
 Which exchanges come close to the limit of the network, and which ones send too much?
 """

@@ -27,7 +27,7 @@ class Lanes:
     """All ranks' phases in some steps: (n,) arrays. Times are in ms from the first step's start.
 
     row: the rank's lane, 0 at the top. phase: index into PHASES. wait: the waiting at the beginning of the span.
-    bubble: the part of it, at its beginning, for other stages of the replica (traces/read/pipeline_times.py).
+    bubble: the first part of this waiting, for other stages of the replica (traces/read/pipeline_times.py).
     """
 
     row: np.ndarray

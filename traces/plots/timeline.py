@@ -17,9 +17,9 @@ from traces.verdict.summary import TimedRun
 from traces.verdict.titles import title_lines
 
 STEPS = 3
-TOO_LONG = 1.5  # a window of steps is too long if it lasts so many times as long as the shortest one
+TOO_LONG = 1.5  # a window of steps is too long if it lasts so many times the shortest window
 PORT_INCHES = 0.34
-MOST_PORTS = 16  # more lanes would be hairs; the plot of ports shows all nodes
+MOST_PORTS = 16  # more lanes would be too thin; the plot of ports shows all nodes
 
 
 def draw(measured: TimedRun) -> Figure:
@@ -55,7 +55,7 @@ def draw(measured: TimedRun) -> Figure:
 def _window(measured: TimedRun, most: int = STEPS) -> tuple[int, int]:
     """Return (index of the first step, number of steps): at most `most` consecutive ones near the representative step.
 
-    It is in the middle unless a window with a very long step would turn all others into hairs.
+    The representative step is in the middle, unless the window would have a very long step, beside which others vanish.
     """
     steps = measured.times.steps
     seconds = measured.times.step_seconds

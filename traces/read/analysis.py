@@ -1,6 +1,6 @@
-"""Where the time of a run's steps went: seconds by step, rank and phase, and whether they add up.
+"""Measure a run's steps: seconds by step, rank and phase, and whether they add up.
 
-Only steps that are complete on every rank count, without the warm-up.
+Only steps that are complete on every rank count, after the warm-up.
 """
 
 from dataclasses import dataclass

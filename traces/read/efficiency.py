@@ -1,4 +1,4 @@
-"""POP's efficiencies of a run: how much of its time is useful computing, and what the rest is lost to.
+"""POP's efficiencies of a run: the share of its time that is useful computing, and the causes of the rest.
 
 Definitions: the POP Centre of Excellence's standard metrics for parallel performance (co-design.pop-coe.eu/metrics).
 Forward, backward and update are useful. With u_i a rank's useful seconds, T the runtime and T_ideal the runtime on a
@@ -7,8 +7,8 @@ network that takes no time:
     load balance   mean(u) / max(u)          serialization   max(u) / T_ideal      transfer   T_ideal / T
     communication  serialization * transfer = max(u) / T     parallel   load balance * communication = mean(u) / T
 
-T is the sum of the steps, each the mean over ranks. The time from the first start to the last end would not do: where
-nothing holds ranks together between steps, a rank begins its next step while others are still in this one.
+T is the sum of the steps, each the mean over ranks. The time from the first start to the last end would not do:
+unless ranks are synchronized between steps, a rank begins its next step while others are still in this one.
 
 T_ideal comes from a replay of the recorded steps. Work between two exchanges takes as long as it did. An exchange lasts
 only until the ranks that it waits for have entered it, and a stage's receive until its sender enters the send.
@@ -30,7 +30,7 @@ SEND, RECV = (INDEX[name] for name in PIPELINE)
 
 @dataclass(frozen=True)
 class Efficiency:
-    """useful_s: (R,) float64. runtime_s, ideal_s: over the same steps. The efficiencies: as above.
+    """The efficiencies, as above. useful_s: (R,) float64. runtime_s, ideal_s: sums over the same steps.
 
     lost: shares of the runtime by cause. With the parallel efficiency they add up to 1.
     """
@@ -156,7 +156,7 @@ def _replay(ranks: list[_Replayed]) -> np.ndarray:
                 waiting[rank.next_call].append(rank)
         if not waiting:
             return np.max([rank.clock for rank in ranks], axis=0)
-        # Ranks whose calls nobody matches (a torn trace) must not stop the replay.
+        # A call that other ranks do not match (a torn trace) must not stop the replay.
         complete = [
             call for call, present in waiting.items()
             if len(present) == members[call] and (call[0] != RECV or _send_of(call) in sent)

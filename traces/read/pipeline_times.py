@@ -1,4 +1,4 @@
-"""The stages of a pipeline: how long each computes for a microbatch, how long they wait, and why.
+"""The stages of a pipeline: how long each one computes for a microbatch, and how long it waits for which cause.
 
 With tau_s the seconds that stage s computes for a microbatch (exchanges between tensor-parallel shards included), m
 microbatches and p stages, a step takes (m-1) max tau + sum tau if messages take no time (Huang et al. 2019; Narayanan
@@ -10,7 +10,7 @@ et al. 2021). The mean stage waits for
 
 Waiting is measured as a rank's time in receives, and its time after its last backward until the last stage of its
 replica is done, wherever it waits: in the norm, for other replicas, at the end of the step. Exchanges during that time
-do not count, so that less may be measured than the structure alone.
+do not count, so the measured waiting may be less than the structure alone.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ BETTER = 0.95  # other layers are worth naming if the longest stage falls below 
 
 @dataclass(frozen=True)
 class PipelineTimes:
-    """Seconds of a median step.
+    """The times of a median step, in seconds.
 
     tau_s: (p,) of a microbatch on each stage. wait_s: waiting for other stages of the replica, the mean over ranks.
     layers: of each stage; () if unknown.
@@ -116,7 +116,7 @@ def bubbles_ns(run: Run, waits: list[np.ndarray]) -> list[np.ndarray]:
     own_end, replica_end = (_last_backwards(records, group) for group in (rank, run.mesh.replica[rank]))
     length = records["end"] - records["start"]
     waited = np.where(records["phase"] == INDEX["wait"], length, np.concatenate(waits))
-    # A rank whose backwards are done waits for its replica in whatever comes next; in "tensor", shards wait for shards.
+    # A rank that has done its backwards waits for its replica in the next phases; in "tensor", shards wait for shards.
     is_behind = (records["start"] >= own_end) & (records["phase"] != INDEX["tensor"])
     until_done = np.where(is_behind, np.clip(replica_end - records["start"], 0, waited), 0)
     return np.split(np.where(records["phase"] == INDEX["recv"], length, until_done), bounds[:-1])
@@ -167,7 +167,7 @@ def passes_of(records: np.ndarray) -> Passes:
 def shortest_forwards(run: Run, times: StepTimes) -> np.ndarray:
     """Return (S, R) seconds of each rank's shortest forward of a microbatch, tensor-parallel sums included; or inf.
 
-    The shortest one excludes work that is done once a step: the first stage sends its embedding to the last in some.
+    The shortest one excludes work that is done once a step: in some forwards, the first stage sends its embedding.
     """
     shortest = np.full(times.start_ns.shape, np.inf)
     for place, trace in enumerate(run.ranks):

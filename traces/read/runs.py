@@ -16,7 +16,7 @@ from traces.record.files import END_CLOCKS, END_LINKS, RunError, calls_path, cou
 class Run:
     """A run folder in memory: config.json, the rows of log.jsonl sorted by step, and the traces by rank.
 
-    counters: of each node that has them. missing: what a crash or an incomplete copy left out, a sentence each.
+    counters: of each node that has them. missing: a sentence about each part that a crash or incomplete copy left out.
     end_links: the links by node, measured after the last step. starts: as starts_of, of the whole run; all other fields
     are of one start, the last one unless another was asked for.
     """
@@ -55,7 +55,7 @@ class Run:
     def links(self) -> dict[int, dict]:
         """The links by node: latency_s, and bytes/s in, out and both ways at once.
 
-        Each number is the better of two probes, before and after the run: other traffic makes a link look slow, and
+        Each number is the better of two probes, before and after the run: other traffic may make a link look slow, but
         nothing makes it look fast.
         """
         return better_links(self.start_links, self.end_links)
@@ -118,7 +118,7 @@ def label_of(settings: dict) -> str:
 def read_run(path, allow_missing: bool = False, most_bytes: int | None = None, start: int | None = None) -> Run:
     """Read a run folder. RunError with one line where something is missing or broken.
 
-    allow_missing: read what a crash or an incomplete copy left; RunError only if there is no trace, or if config.json
+    allow_missing: read a run even if parts are missing; RunError only if there is no trace, or if config.json
     is another run's. most_bytes: read only part of longer files, about so many bytes each: the last steps of traces and
     counters, and lines from all over the log (tails.py). start: of a resumed run, which start, counted from 1; None for
     the last one.

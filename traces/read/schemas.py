@@ -1,8 +1,8 @@
-"""The JSON of a run folder, checked when it is read, so that later code meets no surprise.
+"""Check the JSON of a run folder when it is read, so that later code can rely on it.
 
 A dict of rules describes an object: the field's name, and the rule for its value. Fields without a rule may hold
 anything. Numbers are finite and in range, and names can be printed. All checks raise ValueError with half a line: the
-field, what it says, and what was expected.
+field, its value, and the expected value.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Check that records are as a tracer writes them, so that later code meets no surprise.
+"""Check that records are as a tracer writes them, so that later code can rely on it.
 
-Times have no checksum, so a damaged one may pass for another value. But times are in range, and a rank's spans follow
-each other. All functions raise ValueError with what is wrong, in half a line.
+Times have no checksum, so a damaged time may look like another valid one. But times must be in range, and a rank's
+spans must follow each other. All functions raise ValueError with the problem in half a line.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
 """The starts of a run: the steps that each of them made, its number of ranks, and the folder of its traces.
 
 A run that ends early resumes from a checkpoint. Steps after that checkpoint are made twice, and log.jsonl keeps the
-later ones (scripts/training/folder.py). So a start's steps go from its checkpoint to that of the next start. The traces
-of earlier starts lie in folders of EARLIER, each with the config.json of its start. Starts are counted from 1. In all
-functions `config` is config.json.
+later ones (scripts/training/folder.py). So a start's steps go from its checkpoint to the next start's checkpoint. The
+traces of earlier starts lie in folders of EARLIER, each with its start's config.json. Starts are counted from 1. In
+all functions `config` is config.json.
 """
 
 import statistics
@@ -31,8 +31,8 @@ def restarts_of(config: dict) -> dict[int, int]:
 def starts_of(config: dict, log: list[dict]) -> list[dict]:
     """List the starts that have steps in the log: {"start", "first", "last", "ranks", "step_s"} each, in order.
 
-    first, last: its steps. ranks: how many. step_s: the median, without the first two steps where there are more,
-    because these compile; None where the log lacks it. log: the rows of log.jsonl, sorted by step.
+    first, last: its steps. ranks: how many. step_s: the median, without the first two steps if there are more, because
+    they compile; None if the log lacks it. log: the rows of log.jsonl, sorted by step.
     """
     starts = [*(config.get("earlier") or []), config | {"ranks": len(config.get("ranks") or [])}]
     begun = [(one.get("resumed_step") or 0, one["ranks"]) for one in starts]

@@ -1,8 +1,8 @@
-"""Read parts of growing files: a viewer looks every few seconds and must not read gigabytes.
+"""Read parts of growing files. A viewer looks every few seconds and must not read gigabytes.
 
-Of records (RUN/traces) it gets the end, starting at a whole step. Of lines (log.jsonl) it gets the end, and pieces
-spread evenly over everything before: enough for a curve. Small files are read whole. All of them may be written
-meanwhile, so that the last record or line may be incomplete.
+From records (RUN/traces), the end is read, starting at a whole step. From lines (log.jsonl), the end is read, and
+pieces spread evenly over the rest: enough for a curve. Small files are read whole. A run may still write the files,
+so the last record or line may be incomplete.
 """
 
 import errno
@@ -31,7 +31,7 @@ def read_bytes(path) -> bytes:
 
 
 def read_records(path, record: np.dtype, parse_header, most_bytes: int | None = None) -> tuple[dict, np.ndarray, bool]:
-    """Read what parse_header makes of the first line, the whole records after it, and whether some were left out.
+    """Return parse_header(first line), the whole records after that line, and whether some were left out.
 
     most_bytes: read only so many bytes of records, from the end of the file. OSError, and what parse_header raises.
     """
@@ -46,9 +46,9 @@ def read_records(path, record: np.dtype, parse_header, most_bytes: int | None = 
 
 
 def from_a_whole_step(records: np.ndarray) -> np.ndarray:
-    """Drop the rest of a step at the beginning of an array of files.RECORD.
+    """Drop an incomplete step at the beginning of an array of files.RECORD.
 
-    A step's own record follows those of its phases. Without any, no step is whole and nothing is left.
+    A step's own record follows the records of its phases. If there is none, no step is whole and nothing is left.
     """
     ends = np.flatnonzero(records["phase"] == INDEX[STEP])
     return records[ends[0] + 1 :] if len(ends) else records[:0]
@@ -62,7 +62,7 @@ def read_lines(path, most_bytes: int | None = None) -> list[bytes]:
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if most_bytes is None or size <= most_bytes:
-            return file.read().split(b"\n")[:-1]  # what follows the last newline is empty, or torn
+            return file.read().split(b"\n")[:-1]  # the rest after the last newline is empty or torn
         last = size - most_bytes // 2
         piece = most_bytes // 2 // PIECES
         lines = []

@@ -1,4 +1,4 @@
-"""What each node's ports carried, from its counters: bytes and rates by direction, step and phase.
+"""The traffic of each node's ports, from its counters: bytes and rates by direction, step and phase.
 
 A node's leader reads the counters at the ends of its steps and phases. Bytes are attributed to the leader's phases, as
 if they flowed evenly between two readings. Bytes that flow while the leader is in no phase count for the step only.
@@ -18,7 +18,7 @@ WAYS = ("in", "out")
 
 @dataclass(frozen=True)
 class NodeTraffic:
-    """S steps, M nodes, P phases as in StepTimes.
+    """Bytes through each node's ports. S steps, M nodes, P phases as in StepTimes.
 
     nodes: their numbers. places: the index of each node's leader in run.ranks. bytes_in, bytes_out: (S, M, P) float64,
     by the leader's phase; the last phase is the whole step. seconds: (S, M, P) float64, of the leader's phases.
@@ -96,8 +96,8 @@ def hidden_share(traffic: NodeTraffic) -> np.ndarray:
 def hidden_exchange_s(times: StepTimes, traffic: NodeTraffic | None) -> float | None:
     """Return the median seconds of a step's exchange that are hidden behind computing; None without counters.
 
-    Assumes that a hidden byte takes as long as a byte of the exchange that shows: the exchange phases without waiting
-    for late ranks, on the rank where they take longest.
+    Assumes that a hidden byte takes as long as a byte of the visible exchange: the exchange phases without waiting for
+    late ranks, on the rank where they take longest.
     """
     if traffic is None:
         return None

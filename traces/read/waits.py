@@ -4,17 +4,17 @@ The calls of one collective have the same group, step, phase, root and order: th
 is the same collective on every rank that took part. A rank that skips a phase is in none of its collectives. Ranks that
 share a model exchange gradients with those that hold the same model shard, and other phases have other groups
 (`groups`). The third receive from rank 1 in step 17 belongs to rank 1's third send to the receiver, and waits until
-that send begins: a late_sender, too.
+that send begins. This is a late_sender, too.
 
-The kinds are Scalasca's wait states:
+The wait states are Scalasca's:
 
     late_broadcast   in a bcast, all but the root wait until the root enters
     early_reduce     the root of a reduce waits until the first other rank enters: the root was early
-    late_sender      from then on, it waits until the last rank enters: that rank is late
+    late_sender      then the root waits until the last rank enters: that rank is late
     wait_at_nxn      where all wait for all (allreduce, reduce_scatter, allgather, the sums of "wait"), until the last
 
-The other ranks of a reduce send and leave: all their time is transfer. A rank waits for the last rank to enter of those
-that it needs (early_reduce: the first, whose data the root could have begun with).
+The other ranks of a reduce send and leave: all their time is transfer. Of the ranks that it needs, a rank waits for the
+last to enter (early_reduce: the first, with whose data the root could have begun).
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ STATES = ("late_broadcast", "early_reduce", "late_sender", "wait_at_nxn")
 COLLECTIVE = tuple(name for name in EXCHANGE if name not in BETWEEN_TWO)
 # The phases in which ranks meet.
 SYNCHRONIZING = (*COLLECTIVE, "wait")
-# A phase's group is the ranks that are equal on these axes; in all other phases of EXCHANGE, on "part" and "stage".
+# Ranks that are equal on these axes are a phase's group; in all other phases of EXCHANGE, on "part" and "stage".
 ALIKE = {"tensor": ("copy", "stage"), "lend": ("copy", "stage"), "norm": ("copy",), "wait": ()}
 ALIKE |= dict.fromkeys(BETWEEN_TWO, ("copy", "part"))
 
@@ -69,7 +69,7 @@ class MatchedCalls:
         is_waited_for = ~self.has_root | (self.is_root == self.is_bcast)
         order = order[is_waited_for[order]]
         found = np.full(self.collective.max(initial=-1) + 1, -1)
-        found[self.collective[order]] = order  # of several assignments the last one stays
+        found[self.collective[order]] = order  # the last assignment to an index stays
         return np.where(found[self.collective] < 0, np.arange(len(self.records)), found[self.collective])
 
     def until_ns(self, others: np.ndarray) -> np.ndarray:
@@ -134,7 +134,7 @@ def find_waits(run: Run) -> list[np.ndarray]:
 
 @dataclass(frozen=True)
 class Receives:
-    """All ranks' receives from neighbouring stages whose send is known, C of them.
+    """All ranks' receives from neighbouring stages that were matched with a send, C of them.
 
     step: (C,). place, sender: (C,) indices in run.ranks. index: (C,) the record's index among its rank's. waits_ns:
     (C,) from each receive's entry until its send began, at most its duration.
@@ -168,7 +168,7 @@ def find_receives(run: Run) -> Receives:
 
 @dataclass(frozen=True)
 class WaitStates:
-    """Waits, W of them, none of 0 ns.
+    """All waits longer than 0 ns, W of them.
 
     step: (W,) step number. place, cause: (W,) index in run.ranks of the rank that waited, and of the one it waited for.
     state: (W,) index into STATES. seconds: (W,) float64.

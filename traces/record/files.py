@@ -5,7 +5,7 @@ rank-00000.trace, one file for each rank: a line of JSON, "\\n", then records of
 `phase` indexes; `fields`, the record's layout as NumPy writes it; and `clock`. A record is `RECORD`.
 
 rank-00000.calls, of a rank whose calls overlap each other and phases: the same, with a record for each call, sorted by
-end. It exists once a call was recorded: most strategies make one call at a time, and the phase around it says it all.
+end. It exists once a call was recorded: most strategies make one call at a time, and its phase has the same times.
 
 node-00000.counters, one file for each node, of its network counters: a line of JSON (`format`, `version`, `node`,
 `host`, `ports`, `clock`), "\\n", then records of `COUNTERS` until the end.
@@ -38,7 +38,7 @@ COUNTERS_FORMAT = "gpt2-mpi counters"
 END_CLOCKS = "clocks.json"
 END_LINKS = "links.json"
 VERSION = 1
-SAMPLE_NS = 5_000_000  # between two readings, which take 5 to 20 us each: below half a percent of the time
+SAMPLE_NS = 5_000_000  # between two readings. Each takes 5 to 20 us, less than half a percent of that
 
 # start and end: time.perf_counter_ns(). root: the world rank that collects or sends, -1 without one.
 RECORD = np.dtype(
@@ -66,8 +66,8 @@ def counters_path(folder, node: int) -> Path:
 
 
 def remove_earlier(folder, identity: dict) -> None:
-    """Remove files that an earlier run in the same folder left: of this rank's calls, and on rank 0, of its end and of
-    ranks that this run does not have."""
+    """Remove files of an earlier run in the same folder: this rank's calls; on rank 0 also the files of that run's end
+    and of ranks that this run does not have."""
     calls_path(folder, identity["rank"]).unlink(missing_ok=True)
     if identity["rank"] == 0:
         for name in (END_CLOCKS, END_LINKS):
@@ -152,7 +152,7 @@ def write_at_end(folder, name: str, nodes: list[dict]) -> None:
 class CounterFile(RecordFile):
     """Samples a node's network counters into its file.
 
-    The node's first rank does so at both ends of a step, so that bytes belong to one step, and at the ends of its
+    The node's first rank samples them at both ends of a step, so that bytes belong to one step, and at the ends of its
     phases. read() returns (bytes in, bytes out, stalled ticks).
     """
 

@@ -1,4 +1,4 @@
-"""Tracer: times the phases of each step on one rank and writes them to the rank's trace file."""
+"""Tracer: time the phases of each step on one rank and write them to the rank's trace file."""
 
 from contextlib import contextmanager, suppress
 from time import perf_counter_ns
@@ -9,14 +9,14 @@ from traces.record.phases import INDEX, NAMES, STEP, check_phase
 from traces.record.steps import TracedSteps
 from traces.record.stream_times import GPU_PHASES, StreamTimes
 
-# Short steps are written between steps, so that no step includes the writing; long ones inside, so that a crash loses
-# at most a second.
+# Short steps are written between steps, so that no step includes the writing. Long steps are written inside, so that a
+# crash loses at most a second.
 WRITE_AT_STEP_END_NS = 500_000_000
 WRITE_AT_PHASE_END_NS = 1_000_000_000
 
 
 class TracedCall:
-    """A call that begins now, in this step: call `ended()` when it is complete, or put a with block around it.
+    """A call that begins when this is created: call `ended()` when it is complete, or put a with block around it.
 
     file: None where nothing is written.
     """
@@ -57,7 +57,7 @@ class Tracer:
     Spans nest as step > phase and no deeper. A phase between steps (eval, checkpoint) has the number of the step before
     it and counts in no step's seconds. The files of an earlier run in the same folder are replaced. An OSError ends the
     tracing, not the run, and is kept in `failure`. A phase costs about two microseconds. With a device, spans are known
-    at the end of their step: a process that is killed loses those of its last step.
+    at the end of their step: a process that is killed loses the spans of its last step.
     """
 
     def __init__(
@@ -311,7 +311,7 @@ class _Phase:
 
 
 class _StreamPhase(_Phase):
-    """A phase with a GPU: its span is known when its edges are settled, at the end of its step at the latest."""
+    """A phase with a GPU. Its span is known when its edges are settled: at the end of its step at the latest."""
 
     __slots__ = ()
 

@@ -1,8 +1,8 @@
-"""Which steps of a long run are traced: all of the first ones, then ever fewer, and some that stood out.
+"""Choose the steps of a long run to trace: all of the first ones, then ever fewer, and some that took longer.
 
-The first 256 steps are traced, and 224 more in each further eightfold, so that the traces of a week take as much as
-those of an hour. A 124M model on 8 ranks makes a million steps in a week, of 9 kB a rank each: 70 GB. By this rule
-1,140 of them are kept, 10 MB a rank. All ranks keep the same steps, because the rule uses no local knowledge. A resumed
+The first 256 steps are traced, and 224 more each time the number of steps grows eightfold. A 124M model on 8 ranks
+makes a million steps in a week. All their traces would take 70 GB (9 kB a step and rank). By this rule 1,140 steps
+are kept, 10 MB a rank. All ranks keep the same steps, because the rule uses no local knowledge. A resumed
 run begins anew.
 """
 
@@ -11,11 +11,11 @@ from statistics import median
 
 from traces.record.files import RunError
 
-DENSE_STEPS = 256  # all of the first ones are traced
-APART = 8  # after each eightfold of them, traced steps are eight times as far apart
+DENSE_STEPS = 256  # so many steps at the beginning are all traced
+APART = 8  # each time the number of steps grows by this factor, so does the distance of traced steps
 NEIGHBOURS = 31  # a step is compared with the median of so many earlier ones
-STANDS_OUT = 1.5  # times that median
-REGULAR_EACH = 10  # regular steps for each that stood out: medians over traced steps stay those of the run
+STANDS_OUT = 1.5  # ratio of a long step to that median
+REGULAR_EACH = 10  # regular steps for each long one, so that medians over traced steps are the run's
 
 
 def is_regular(number: int) -> bool:

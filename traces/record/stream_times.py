@@ -1,4 +1,4 @@
-"""Times of phases on a GPU's stream, on the host's clock, although the host runs ahead of the GPU.
+"""Times of phases on a GPU's stream, on the host's clock, while the host runs ahead of the GPU.
 
 An edge is the beginning or end of a phase. Edges of a phase on the GPU are events on its stream, which nobody waits
 for; edges of a phase on the host are readings of the host's clock. Settling turns events into times: at a step's end,
@@ -23,7 +23,7 @@ ANCHOR_TRIES = 3
 
 
 class Edge:
-    """Where a phase begins or ends. ns: the host's clock when it was recorded; once settled, when it happened.
+    """The beginning or end of a phase. ns: the host's clock when it was recorded; once settled, when it happened.
 
     An end has its `begin`, another Edge, and `report(begin_ns, end_ns)`, which is called when both are settled.
     """
@@ -38,7 +38,7 @@ class Edge:
 
 
 class StreamTimes:
-    """Holds the edges that are not settled yet, of phases that follow each other.
+    """Times phases that follow each other. Holds the edges that are not settled yet.
 
     device: has stream, new_event(), elapsed_ms(start, stop), synchronize(), and optionally range_push(name) and
     range_pop() to mark phases for a profiler. Its events have record(stream), synchronize() and done.

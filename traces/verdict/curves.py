@@ -1,11 +1,11 @@
 """Compare the loss curves of several runs as closely as their settings allow.
 
-Runs of different experiments (another model, batch, learning rate, seed or text) are not compared. All others compute
-the same but for rounding, which depends on the order of sums (strategy, ranks) and is coarser with bfloat16. Training
-amplifies each difference. So two curves may differ at a step by the larger of
+Runs of different experiments (another model, batch, learning rate, seed or text) are not compared. All others differ
+only in rounding, which depends on the order of sums (strategy, ranks) and is coarser with bfloat16. Training amplifies
+each difference. So two curves may differ at a step by the larger of
 - ROUNDING, a fraction of the loss, and
 - GROWTH times the largest difference that was seen at least WINDOW steps earlier.
-This finds a fault in the first steps however chaotic the training is, and later ones where it is calm. The norm of the
+This finds a fault in the first steps even if training is chaotic, and in later steps if it is calm. The norm of the
 first step's gradients, before parameters differ, shows what AdamW hides: gradients with a wrong scale.
 
 The limits were measured on each pair of 10 runs (1, 2 and 4 ranks; reduce-scatter, reduce-bcast, ring, tree,
@@ -58,7 +58,7 @@ EXPERIMENT = (
     "init", "train_data", "text", "corpus", "seed", "shuffle", "weight_decay", "beta1", "beta2", "eps", "grad_clip",
     "skip_outliers",
 )  # fmt: skip
-# These must be equal in each step's line of the log, whatever flags they follow from.
+# These must be equal in each step's line of the log, whichever flags set them.
 LOGGED = {"lr": "learning rate", "tokens": "tokens a step"}
 
 
@@ -78,9 +78,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Distance:
-    """How far apart two runs are at the worst step.
+    """The distance between two runs at the worst step.
 
-    what: "loss curves" or "gradients". excess: the distance over what rounding explains, which is `allowed`. text: the
+    what: "loss curves" or "gradients". excess: the distance over `allowed`, which rounding explains. text: the
     distance in words. largest: the largest difference of the losses.
     """
 

@@ -99,8 +99,8 @@ def find_bottleneck(run: Run, times: StepTimes, predicted: PredictedExchange | N
 def _shape(evidence: Evidence, faults: list[Finding]) -> list[Finding]:
     """Return the first shape that applies, in a list; [] if none does.
 
-    None does if computing takes longer than exchanging. With a slow port, which makes any exchange long, the run does
-    not show what the exchange would be like without it.
+    No shape applies if computing takes longer than exchanging, or if a port is slow: a slow port makes any exchange
+    long, so the run does not show the exchange's own cost.
     """
     if evidence.transfer_s < evidence.compute_s or any(one.kind == "slow-link" for one in faults):
         return []

@@ -22,10 +22,10 @@ from traces.verdict.thresholds import CHANGED_LINK, FEW_STEPS, UNEXPLAINED
 class Finding:
     """A bottleneck that a rule found.
 
-    kind: a key of titles.SHOWN_IN. seconds: its cost a step, the median over steps, of stalls the mean. headline: in a
-    few words, for titles. sentence: what was measured, compared with what, and what to do.
-    node, rank: where it is; None for no particular one. direction: of the node's port, "in", "out", None for both or
-    neither. facts: the numbers behind the sentence, with units in their names.
+    kind: a key of titles.SHOWN_IN. seconds: the cost per step (median over steps; mean for stalls). headline: a few
+    words, for titles. sentence: the measurement, what it is compared with, and advice.
+    node, rank: the place of the bottleneck, or None. direction: of the node's port, "in" or "out"; None for both or
+    neither. facts: the numbers in the sentence, with units in their names.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class PredictedExchange:
-    """(M,) bytes through each node's port in one exchange, by the strategy's messages."""
+    """The bytes (M,) through each node's port in one exchange, computed from the strategy's messages."""
 
     nodes: list[int]
     bytes_in: np.ndarray
@@ -50,7 +50,7 @@ class PredictedExchange:
 
 @dataclass(frozen=True)
 class Evidence:
-    """S steps, R ranks in run.ranks, M nodes."""
+    """The numbers measured from a run. S steps, R ranks in run.ranks, M nodes."""
 
     run: Run
     times: StepTimes
@@ -62,9 +62,9 @@ class Evidence:
 
     @cached_property
     def links(self) -> dict[int, dict]:
-        """Run.links with the largest rates of both probes and of the run's own traffic, its mean over all steps.
+        """Run.links, with the largest rates of both probes and of the run's own traffic, averaged over all steps.
 
-        The mean, because a token bucket lets a single exchange pass faster than the port's rate.
+        A single exchange would not do: a token bucket may let it pass faster than the port's rate.
         """
         carried = {way: self.traffic.step_rate(way) for way in WAYS} if self.traffic else {}
         return {
@@ -108,7 +108,7 @@ class Evidence:
 
     @cached_property
     def regular(self) -> np.ndarray:
-        """(S,) bool: the steps that were traced whatever their length; all of them if there are none."""
+        """(S,) bool: the steps that were traced whatever their length; all steps if there are none."""
         numbers = self.times.steps - (self.run.config.get("resumed_step") or 0)
         is_thinned = self.run.config["settings"].get("trace", "on") == "on"
         regular = np.array([not is_thinned or is_regular(number) for number in numbers.tolist()])

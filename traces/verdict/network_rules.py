@@ -33,10 +33,10 @@ def slow_link(evidence: Evidence) -> list[Finding]:
 
 
 def link_ratios(links: list[dict]) -> dict[str, np.ndarray]:
-    """Return {"in", "out"}: (M,) each node's rate over the others' usual rate: the lower of their medians in and out.
+    """Return {"in", "out"}: (M,) each node's rate over the others' usual rate, the lower of their medians in and out.
 
-    A probe that ends in a sender's buffers looks faster than any port and must not make the others look slow. With two
-    nodes, one's out is the other's in, and the faster direction is the usual rate.
+    A probe that ends in a sender's buffers looks faster than any port, and must not make the others look slow. With two
+    nodes, one node's out is the other's in, and the faster direction is the usual rate.
     """
     rates = {way: np.array([link[way] for link in links]) for way in ("in", "out")}
     if len(links) == 2:
@@ -161,7 +161,7 @@ def latency_bound(evidence: Evidence) -> list[Finding]:
 
 
 def exchange_calls(evidence: Evidence) -> tuple[float, float]:
-    """Return (exchanges a step, their mean bytes) on the rank that makes most, without those of single numbers."""
+    """Return (exchanges a step, their mean bytes) on the rank with the most, without exchanges of single numbers."""
     found = []
     for trace in evidence.run.ranks:
         records = trace.records[np.isin(trace.records["phase"], [INDEX[name] for name in EXCHANGE])]

@@ -1,7 +1,7 @@
 """Rules about ranks: one that computes slowly, uneven work, stalls, late data.
 
 Each rule takes the evidence and returns its findings. Ranks are compared with the others in the same step; then the
-median over the steps is taken. So whatever slows all ranks cancels, and chance does not repeat. Pipeline stages differ
+median over the steps is taken. So effects on all ranks cancel, and chance does not repeat. Pipeline stages differ
 by design: there a rank is compared with its stage, or with stages that have as many layers. A rank's place is its index
 in run.ranks.
 """
@@ -57,9 +57,9 @@ def slow_ranks(evidence: Evidence) -> list[int]:
 
 
 def _slow_groups(evidence: Evidence) -> list[tuple[np.ndarray, list[int]]]:
-    """Return (workers with equal work, the slow ones of them): the ranks of each stage.
+    """Return (workers with equal work, the slow ranks among them): the ranks of each stage.
 
-    If none of these is slow, the ranks of all stages with as many layers: a whole stage may be slow.
+    If none of these is slow, compare the ranks of all stages with equally many layers: a whole stage may be slow.
     """
     found = [(group, _slow_among(evidence, group)) for group in evidence.alike]
     if any(slow for _, slow in found):
@@ -68,9 +68,9 @@ def _slow_groups(evidence: Evidence) -> list[tuple[np.ndarray, list[int]]]:
 
 
 def _alike_stages(evidence: Evidence) -> list[np.ndarray]:
-    """Group the workers of stages with as many layers, if there are FEWEST_ALIKE other such stages.
+    """Group the workers of stages with equally many layers, if there are FEWEST_ALIKE other such stages.
 
-    Of two stages, nobody knows which one is slow. The last stage is left out because it has the head, and the first one
+    Two stages cannot show which one is slow. The last stage is left out because it has the head, and the first one
     if its only forward sends the embedding.
     """
     pipeline = evidence.pipeline
@@ -84,7 +84,7 @@ def _alike_stages(evidence: Evidence) -> list[np.ndarray]:
 
 
 def _slow_among(evidence: Evidence, group: np.ndarray) -> list[int]:
-    """Return the slow ones of a group with equal work."""
+    """Return the slow ranks of a group with equal work."""
     if len(group) < 2:
         return []
     ratio, excess = against_others(evidence.compute[:, group])
@@ -92,9 +92,9 @@ def _slow_among(evidence: Evidence, group: np.ndarray) -> list[int]:
 
 
 def _slow_across_stages(evidence: Evidence, group: np.ndarray) -> list[int]:
-    """Return the slow ones of several stages, if their shortest forwards are slow too.
+    """Return the slow ranks of several stages, if their shortest forwards are slow too.
 
-    Exchanging the first stage's embedding makes its backwards longer, and some of its forwards.
+    Exchanging the embedding makes the first stage's backwards longer, and some of its forwards.
     """
     slow = _slow_among(evidence, group)
     if not slow:
@@ -107,14 +107,14 @@ def _slow_across_stages(evidence: Evidence, group: np.ndarray) -> list[int]:
 def _stands_out(ratio: np.ndarray) -> np.ndarray:
     """Return (R,) bool from (S, R) ratios to the others: beyond chance, in almost every step."""
     usual = np.median(ratio, axis=0)
-    # Two ranks differ only from each other.
+    # Two ranks alone show no usual deviation.
     deviation = 1.4826 * np.median(np.abs(usual - np.median(usual))) if len(usual) > 2 else 0.0
     enough = 1 + max(thresholds.SLOW_RANK - 1, thresholds.SLOW_RANK_DEVIATIONS * deviation)
     return (usual >= enough) & ((ratio > 1 + (thresholds.SLOW_RANK - 1) / 2).mean(axis=0) >= thresholds.ALMOST_ALWAYS)
 
 
 def _excess(evidence: Evidence, group: np.ndarray, slow: list[int]) -> np.ndarray:
-    """Return (S, slow) seconds by which the slow ones compute longer than the others of their group."""
+    """Return (S, slow) seconds by which the slow ranks compute longer than the others of their group."""
     others = evidence.compute[:, [place for place in group if place not in slow]]
     return evidence.compute[:, slow] - np.median(others, axis=1, keepdims=True) if slow else evidence.compute[:, []]
 

@@ -3,8 +3,8 @@
 Where each strategy was trained several times in turns (scripts/compare.py), its speed is the median over these rounds,
 and the differences between rounds are the noise. A run is the fastest if each of its rounds is faster than every round
 of every other run, and its median by LEAST_DIFFERENCE. Otherwise it ties with all runs that it does not beat. This
-assumes no distribution: if all runs are equally fast, every order of their rounds is equally likely, and `chance` is
-how often one of them is named nevertheless.
+assumes no distribution: if all runs are equally fast, every order of their rounds is equally likely. `chance` is the
+probability that one of them is named nevertheless.
 """
 
 import math
@@ -16,7 +16,7 @@ from traces.units import count_text, ratio_text, short_ms
 from traces.verdict.summary import TimedRun
 
 SAME_BATCH = 0.01  # runs whose tokens per step differ by less have the same batch
-LEAST_DIFFERENCE = 1.02  # less is no reason to choose another strategy, however certain
+LEAST_DIFFERENCE = 1.02  # a smaller ratio is no reason to choose another strategy, even if it is certain
 MOST_NAMED = 3
 # The numbers of a summary that are medians; all others are the same in every round.
 OF_PARTS = ("phases_ms", "waiting_ms")
@@ -26,8 +26,8 @@ OF_ROUNDS = ("step_ms", "exchange_share", "exchanging_share", "waiting_share", "
 def merge_rounds(rounds: list[TimedRun], label: str) -> TimedRun:
     """Merge runs with equal settings into one, with the medians over these rounds.
 
-    figures: as in `summary`, and "rounds", those of each round. run, times and diagnosis are those of the round nearest
-    to the medians; the log is the first round's, which has the validation loss.
+    figures: as in `summary`, and "rounds", the figures of each round. run, times and diagnosis come from the round
+    nearest to the medians. The log is the first round's, which has the validation loss.
     """
     each = [one.figures for one in rounds]
     found = {name: _median([figures[name] for figures in each]) for name in OF_ROUNDS}

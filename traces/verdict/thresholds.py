@@ -6,17 +6,17 @@ CHANGED_LINK = 0.6  # ratio of a link's rates at the two ends of the run
 UNEXPLAINED = 0.1  # fraction of a rank's steps in no phase
 
 # Every finding
-LEAST_SHARE = 0.05  # fraction of a step that it costs
-LEAST_STALL_SHARE = 0.02  # the same for stalls
+LEAST_SHARE = 0.05  # fraction of a step that a finding costs
+LEAST_STALL_SHARE = 0.02  # fraction of a step that stalls cost
 
 # Ranks
 SLOW_RANK = 1.12  # ratio of a slow rank's computing time to the others'
-SLOW_RANK_DEVIATIONS = 4.0  # it must also differ by so many deviations of the ranks among each other
+SLOW_RANK_DEVIATIONS = 4.0  # a slow rank must also differ by so many deviations of the ranks' ratios
 ALMOST_ALWAYS = 0.75  # fraction of the steps that show at least half of the excess
 FEWEST_ALIKE = 2  # other stages with as many layers, to compare a pipeline stage with
-UNEVEN = 1.25  # the same ratio for several ranks
+UNEVEN = 1.25  # ratio of several slow ranks' computing time to the others'
 STALL = 0.3  # fraction of a step that a stall lasts
-STALL_DEVIATIONS = 6.0  # it must also last so many deviations of all ranks' steps
+STALL_DEVIATIONS = 6.0  # a stall must also last so many deviations of all ranks' steps
 FEWEST_STALLS = 2
 MOST_OF_STALLS = 0.6  # fraction of all stalled time on the rank that is named
 DATA_ON_ALL = 0.25  # fraction of a step that the mean rank reads data
@@ -25,13 +25,13 @@ DATA_ON_ALL = 0.25  # fraction of a step that the mean rank reads data
 SLOW_PORT = 0.6  # ratio of a slow port's rate to the lower of the others' medians in and out
 LEAST_TRANSFER_SHARE = 0.3  # fraction of a step that moving data takes
 HOTSPOT = 1.25  # ratio of a server's bytes to the other nodes', one way
-BYTES_SHARE = 0.25  # of a latency-bound exchange, bytes need at most this fraction of its time
-MAX_LATENCIES = 50  # and those of its mean call at most so many latencies
+BYTES_SHARE = 0.25  # fraction of a latency-bound exchange's time that its bytes need at most
+MAX_LATENCIES = 50  # the bytes of its mean call need at most so many latencies
 
 # Models that ranks share
 LONG_STAGE = 1.15  # ratio of a long stage's computing time to the mean stage's
 BUBBLE = 0.15  # fraction of a step that stages wait for each other
-STRUCTURE_SHARE = 0.5  # fraction of that waiting which is the bubble of equal stages
+STRUCTURE_SHARE = 0.5  # fraction of this waiting that the bubble of equal stages explains
 TENSOR_SHARE = 0.3  # fraction of a step in sums over tensor-parallel shards
 
 # Verdict

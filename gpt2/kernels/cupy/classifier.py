@@ -71,7 +71,7 @@ def _logits(device, logits, inputs, wte):
 
 
 def cross_entropy(device, losses, logits, targets, vocab_size, scale, with_gradient):
-    """losses (N,) float32 of logits (N, Vp) against device targets (N,); with_gradient: logits = dlogits * scale."""
+    """Set losses (N,) float32 of logits (N, Vp) for device targets (N,); with_gradient: logits = dlogits * scale."""
     arguments = (losses, logits, targets, *int32(vocab_size, logits.shape[1]), np.float32(scale))
     _launch_rows(device, "cross_entropy", logits, (*arguments, np.int32(with_gradient)))
 
