@@ -90,10 +90,10 @@ def new_scratch(
 def activation_bytes(
     config: GPT2Config, B: int, T: int, shard: ModelShard | None = None, in_flight: int = 1, operand_bytes: int = 4
 ) -> int:
-    """Return how many bytes a float32 model, or one shard of it, allocates to train on batches of (B, T) tokens.
+    """Return the bytes that a float32 model, or a shard of it, allocates to train on batches of (B, T) tokens.
 
-    in_flight: microbatches between forward and backward at once. operand_bytes: of a number in arrays that are only
-    operands of matrix products.
+    in_flight: microbatches between forward and backward at once. operand_bytes: bytes per number in arrays that are
+    only operands of matrix products.
     """
     shard = shard or whole(config)
     total = 0

@@ -1,4 +1,4 @@
-"""Read a stored model into other model shards than those it was stored in (model_shards.py).
+"""Read a model that was stored in some model shards into other model shards (model_shards.py).
 
 A shard's tensor is a box of the whole model's tensor, with elements in the same order. So the intersection of two
 shards' tensors is a box, too. Tensors are read one after another, some rows at a time.

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 
 class UserError(Exception):
-    """Invalid input. The text is one line: what was found, what was expected, what to do.
+    """Invalid input. The text is one line: the value found, the value expected, and advice.
 
     Scripts print it without a traceback, once for all ranks, and exit with code 2.
     """

@@ -31,7 +31,7 @@ class GPT2:
 
     gradients: same layout as the parameters, or None for a model that only runs forward.
     before_use(start, stop) is called each time before a range of the parameters is used: in forward the layout's ranges
-    in their order, in backward in reverse, without the embeddings'. Those stay in use, as the classifier needs them.
+    in order, in backward in reverse order without the embeddings' range, which stays in use for the classifier.
     in_flight: how many microbatches may be between forward and backward at once. Each has a slot for its activations.
     lookup: None, or the rows of a sparse embedding gradient (gpt2/embedding.py).
     branch: memory (B T, C) for the branches, or None to allocate it.
@@ -74,7 +74,7 @@ class GPT2:
     # Forward
 
     def forward(self, tokens, targets, gradient_scale: float, slot: int = 0) -> float:
-        """Return the sum of the losses of tokens (B, T) against targets (B, T); keep in the slot what backward needs.
+        """Return the sum of the losses of tokens (B, T) against targets (B, T). The slot keeps the arrays for backward.
 
         gradient_scale is 1 / (tokens of the global batch), so gradients of all ranks and microbatches simply add up.
         The slot refers to `tokens`: do not change them before backward.

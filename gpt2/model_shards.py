@@ -119,7 +119,7 @@ def whole_box(shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
 
 
 def tensors(config: GPT2Config, shard: ModelShard) -> tuple[list[Tensor], list[Tensor]]:
-    """Return (held, replicated): the tensors a shard holds, and those it uses but another rank holds.
+    """Return (held, replicated): the tensors that a shard holds, and those that it uses but another rank holds.
 
     Each list is the layout of one flat buffer.
     """

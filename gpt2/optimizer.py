@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gpt2.parameters import Layout
 from gpt2.rounding import RoundedParameters, step_seed
 
-NORM_WINDOW = 128  # each norm is compared with those of so many steps, as in llm.c
+NORM_WINDOW = 128  # each norm is compared with the norms of so many steps, as in llm.c
 SCHEDULES = ("cosine", "linear", "constant", "wsd")
 DECAY_SHARE = 0.2  # wsd: the last fifth of the steps decays (Hu et al. 2024, MiniCPM; llm.c's default)
 
@@ -42,7 +42,7 @@ class Clipping:
         return norm, None if self.skips else factor
 
     def remember(self, norms) -> None:
-        """Add norms, the newest last. Norms that are not finite are left out: they have no standard deviation."""
+        """Add norms, the newest last. Norms that are not finite are left out: they would spoil the deviation."""
         self.norms.extend(norm for norm in norms if math.isfinite(norm))
 
     def _stands_out(self, norm: float) -> bool:

@@ -195,8 +195,8 @@ def first_not_finite(values: np.ndarray) -> int | None:
 def initialize(parameters: Parameters, seed: int, filled=no_hook) -> None:
     """Initialize as GPT-2 does, the same on every rank for one seed: matrices N(0, 0.02), LayerNorms 1, biases 0.
 
-    Every rank draws the random numbers of the whole model and keeps those of its shard: a model begins with the same
-    bits however it is cut. The layout's ranges are filled in order; filled(start, stop) follows each nonempty one.
+    Every rank draws the random numbers of the whole model and keeps its shard's. So a model begins with the same bits
+    however it is cut. The layout's ranges are filled in order; filled(start, stop) follows each nonempty one.
     """
     layout = parameters.layout
     random = np.random.default_rng(seed)

@@ -3,7 +3,7 @@
 units.py  numbers with their units
 record/   for training loop and strategies: Tracer, phases on a GPU's stream, the files they write
 read/     read and check a run folder: seconds by step, rank and phase; waits; efficiencies; bytes through ports
-verdict/  the summary of a run and its place among others; what holds its steps up: evidence, rules, the verdict
+verdict/  the summary of a run and its place among others; what slows its steps: evidence, rules, the verdict
 plots/    figures, one subject in each file
 export/   Paraver, Chrome's JSON for Perfetto, OTF2
 

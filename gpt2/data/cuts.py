@@ -1,7 +1,7 @@
 """Cut a text into pieces whose tokens, concatenated, are the tokens of the whole text.
 
 GPT-2's tokenizer divides a text by a regular expression (encoder.py in the openai/gpt-2 repository) and encodes each
-match on its own. So a text may be cut where a match always ends, whatever surrounds it:
+match on its own. So a text may be cut where a match ends in any surroundings:
 
 - between a character that is not white space and white space;
 - between two of a letter, a digit and another sign. An apostrophe is an exception: "'s" in "it's" is one match. Only

@@ -1,6 +1,6 @@
 """Split documents at GPT-2's end-of-text where a text spells it out, as TinyStories does.
 
-It is ordinary text unless --split-documents is given. Then a document ends there, and neither document includes it.
+It is ordinary text, unless --split-documents is given: then a document ends there, and neither document includes it.
 """
 
 from collections.abc import Iterable, Iterator

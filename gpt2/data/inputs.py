@@ -38,7 +38,7 @@ class Input(NamedTuple):
 
 
 class Remarks:
-    """A one-line remark to the user about the files that were found: what was left out, and why."""
+    """A one-line remark to the user about the files that were found: which were left out, and why."""
 
     def __init__(self):
         self._paths: dict[str, dict[str, list[Path]]] = {}
@@ -62,7 +62,7 @@ def names_of(paths: list[Path]) -> str:
 
 
 class InputChanged(UserError):
-    """A file has changed since it was found: what was read may be partly old and partly new."""
+    """A file has changed since it was found, so the text may be partly old and partly new."""
 
 
 def check_unchanged(source: Input) -> None:
@@ -84,7 +84,7 @@ def clock(changed_ns: int) -> str:
 
 
 def find_inputs(paths: list[Path]) -> tuple[list[Input], Remarks]:
-    """Return the given files in order, with those of a folder at any depth, sorted by path.
+    """Return the given files in order, and the files of a given folder at any depth, sorted by path.
 
     A given file of unknown extension is read as plain text. In a folder, files of known extension are read, links are
     followed, each folder is read once, and hidden files are left out. UserError: missing, not a file, an empty folder.

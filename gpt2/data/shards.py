@@ -70,7 +70,7 @@ class Shard:
         size = 2 * max(0, stop - start)
         with file_errors(self.path, f"cannot read its tokens: see to the disk, {START_AGAIN}"):
             content = os.pread(self._file.fileno(), size, HEADER_BYTES + 2 * start)
-            found, changed_ns = self._state()  # after reading, to detect changes meanwhile
+            found, changed_ns = self._state()  # after reading, to detect changes during it
         if found != self._size or len(content) < size:
             change = f"{found} bytes, expected the {self._size} that it had when it was opened: it was cut or added to"
             raise UserError(f"{self.path}: {change} meanwhile: put it back, {START_AGAIN}")

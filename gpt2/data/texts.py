@@ -68,8 +68,8 @@ def tokens_of(text: str, encoding: tiktoken.Encoding) -> np.ndarray:
     """Return the token ids (n,) uint16 of a text. Special tokens in it count as ordinary text."""
     if encoding.name == "bytes":
         return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.uint16)
-    # In pieces: tiktoken fails on a million white-space characters before a word. encode_to_numpy does the same as
-    # encode_ordinary without a Python integer for each token.
+    # In pieces, because tiktoken fails on a million white-space characters before a word. encode_to_numpy does the same
+    # as encode_ordinary without a Python integer for each token.
     pieces = (encoding.encode_to_numpy(piece, disallowed_special=()) for piece in pieces_of(text))
     return np.concatenate([tokens.astype(np.uint16) for tokens in pieces])
 

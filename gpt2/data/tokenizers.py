@@ -74,7 +74,7 @@ def missing_files_message(reason: str) -> str:
 
 
 def cache_folder() -> Path | None:
-    """Return tiktoken's cache folder, by its own rules; None if it is told not to cache, or has no place."""
+    """Return tiktoken's cache folder, by its own rules; None if it must not cache, or has no place."""
     for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
         if variable in os.environ:
             return Path(os.environ[variable]) if os.environ[variable] else None

@@ -91,7 +91,7 @@ def read_index(path: Path, size: int, run: str) -> list[StoredRange]:
 
 
 def read_range(stored: StoredRange, step: int) -> np.ndarray:
-    """Read a range of the checkpoint of `step`, float32. UserError: unreadable, or not what was written."""
+    """Read a range of the checkpoint of `step`, float32. UserError: unreadable, or changed since it was written."""
     count = stored.stop - stored.start
     tensor = stored.tensor
     with file_errors(tensor.path, "cannot read it; check the disk"):

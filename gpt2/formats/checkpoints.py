@@ -5,8 +5,8 @@
                               model.bin                  after the last step: the parameters in llm.c's format
 
 Ranks write into step-00000100.part. When all files are on disk, checkpoint.json is written, and then the folder is
-renamed. checkpoint_files.py describes a rank's file. Ranges are numbered along the flat buffer without its pad, so any
-number of ranks can read what any other number wrote.
+renamed. checkpoint_files.py describes a rank's file. Ranges are numbered along the flat buffer without its pad, so a
+checkpoint can be read by any number of ranks.
 
 If several ranks share one model (format 2), ranges are numbered along the flat buffer of a model shard, and the names
 of its arrays begin with its stage and tp rank, as in s1t0_m. checkpoint.json says how the model was cut. Any other cut,
@@ -80,21 +80,21 @@ def complete(part: Path, facts: dict, files: dict[str, int], check: Callable[[],
     if final.is_symlink():
         final.unlink()  # its target stays
     elif final.exists():
-        shutil.rmtree(final)  # the run was resumed from an earlier step and is here again
+        shutil.rmtree(final)  # the run resumed from an earlier step and reached this step again
     part.rename(final)
     sync_folder(part.parent)
     return final
 
 
 def remove_old(folder: Path, keep: int, every: int = 0) -> None:
-    """Remove all checkpoints but the newest `keep` and those of steps that are multiples of `every` (0: none).
+    """Remove all checkpoints except the newest `keep` and those of every `every`-th step (0: none).
 
     Symbolic links to other checkpoints are ignored.
     """
     for path in [path for path in newest_first(folder) if not path.is_symlink()][keep:]:
         if every and _step_of(path) % every == 0:
             continue
-        (path / MARKER).unlink(missing_ok=True)  # first, so that a half-removed folder is no checkpoint
+        (path / MARKER).unlink(missing_ok=True)  # first: a half-removed folder must not be a checkpoint
         shutil.rmtree(path)
 
 

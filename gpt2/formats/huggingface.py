@@ -7,7 +7,7 @@
 
 A layer's matrices are (inputs, outputs) there (class Conv1D), (outputs, inputs) here; wte is not padded there. The head
 is the token embedding: if there is a lm_head.weight, it must be equal. Causal masks in old files are skipped. Names may
-include those of wrappers that the saved model was in, as in _orig_mod.transformer.wte.weight.
+begin with the names of wrappers around the saved model, as in _orig_mod.transformer.wte.weight.
 """
 
 import math
@@ -180,7 +180,7 @@ def checked(tensor: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
 
 
 def check_holds_tensors(folder: Path) -> None:
-    """Raise a UserError if a folder holds no safetensors. It says what the folder holds instead."""
+    """Raise a UserError that describes the folder's content if it holds no safetensors."""
     if (folder / SINGLE).exists() or (folder / INDEX).exists():
         return
     if pickles := sorted(file.name for file in folder.glob("pytorch_model*.bin")):

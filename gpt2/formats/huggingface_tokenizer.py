@@ -130,7 +130,7 @@ def described(vocabulary: dict[str, int], merges: list[str], special: dict[str, 
         "padding": None,
         "added_tokens": [{"id": number, "content": name} | added for name, number in special.items()],
         "normalizer": None,
-        "pre_tokenizer": byte_level,  # its expression is GPT-2's, by which tiktoken cuts a text, too
+        "pre_tokenizer": byte_level,  # its expression is GPT-2's, which tiktoken uses, too
         "post_processor": byte_level | {"trim_offsets": False},
         "decoder": byte_level,
         "model": model | {"fuse_unk": False, "byte_fallback": False, "vocab": vocabulary, "merges": merges},

@@ -22,7 +22,7 @@ AT_ONCE = 1 << 18  # numbers that are converted at once, so that the buffer stay
 def fill(parameters: Parameters, read: Callable, filled=no_hook) -> None:
     """Fill float32 parameters in host memory, range by range of the layout; filled(start, stop) follows each.
 
-    read(tensor, first, rows) fills `rows` with those of a tensor, as the kernels see it, from row `first` on. A model
+    read(tensor, first, rows) fills `rows` with a tensor's rows, as the kernels see it, from row `first` on. A model
     shard that holds rows of a tensor reads only these. If its box is cut otherwise, it reads the whole tensor. wte's
     pad rows are set to 0.
     """

@@ -42,7 +42,7 @@ class Scorer:
         longest = max(map(len, rows)) - 1
         length = min(-(-longest // LENGTHS) * LENGTHS, self.parameters.layout.config.context)
         if self._model is None or self._model.sequence_length != length:
-            self._model = None  # free its buffers first: those of two lengths may not fit together
+            self._model = None  # free its buffers first: the buffers of two lengths may not fit together
             self._model = GPT2(self.kernels, self.parameters, None, self.batch_size, length)
         inputs, targets = np.zeros((2, self.batch_size, length), np.int32)
         for index, row in enumerate(rows):

@@ -18,7 +18,7 @@ CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)], "\N{REPL
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn: temperature, top-k (Fan et al. 2018) and nucleus sampling (Holtzman et al. 2020).
+    """How to draw the next token: temperature, top-k (Fan et al. 2018) and nucleus sampling (Holtzman et al. 2020).
 
     temperature: divides the logits; 0 always takes the likeliest token. top_k: only the k likeliest tokens may be
     drawn; 0 allows all. top_p: of these, only the likeliest, as few as have a probability of top_p together; 1 allows
@@ -145,7 +145,7 @@ def generate(model, prompt, choose: Callable[[np.ndarray], int], count: int) -> 
 def text_pieces(tokens: Iterable[int], encoding: tiktoken.Encoding) -> Iterator[str]:
     """Yield the text of each token, up to an end-of-text token, and then the rest, which is usually empty.
 
-    A character whose bytes are spread over several tokens comes with the last of them. Invalid and incomplete bytes
+    A character that several tokens encode comes with the last of them. Invalid and incomplete bytes
     become U+FFFD.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

@@ -3,9 +3,9 @@
     OUT/traces.otf2, traces.def, traces/    an archive: definitions, and a file of events for each location
 
 A node is a system tree node, a rank a process with one location. Times are nanoseconds from the run's start, on rank
-0's clock. A step is a region with its number as a parameter, and phases are regions inside it. Inside an exchange's
-phase is the region of the MPI collective of the same meaning, over the ranks that take part, with the sizes of that
-collective. Its attribute `waited` is the nanoseconds that this rank waited for others. Messages between stages are MPI
+0's clock. A step is a region with its number as a parameter, and phases are regions inside it. An exchange's phase
+contains the region of the corresponding MPI collective, over the ranks that take part and with the collective's sizes.
+Its attribute `waited` is the nanoseconds that this rank waited for others. Messages between stages are MPI
 messages. Synchronization of replicated parameters (lend, borrow) is a plain region. The counters of a node's ports are
 metrics at a location of their own.
 

@@ -1,9 +1,9 @@
 """Export to Paraver: NAME.prv (records), NAME.pcf (names, colours), NAME.row (rows).
 
 The run is one application, a rank is a task with one thread on a CPU of its own; all are counted from 1. Times are
-nanoseconds from the run's start. A phase is a state and an event 90000001. An exchange is also the MPI collective of
-the same meaning, with Extrae's numbers, over the ranks that take part and with the sizes of that collective, so that
-BSC's configurations and tools work. Messages between stages and the synchronization of replicated parameters (lend,
+nanoseconds from the run's start. A phase is a state and an event 90000001. An exchange is also the corresponding MPI
+collective, with Extrae's numbers, over the ranks that take part and with the collective's sizes, so that BSC's
+configurations and tools work. Messages between stages and the synchronization of replicated parameters (lend,
 borrow) are states and phases only. Time in no phase is Others inside a step, Idle outside.
 
 Format: Paraver's utils/traceparser, Extrae's src/merger/paraver. Numbers and names of MPI's events: Extrae's

@@ -81,7 +81,7 @@ def communicators(run: Run) -> Communicators:
     members = [list(range(run.ranks[0].identity["ranks"]))]
     of = np.full(numbers.shape, WORLD)
     for phase, row in enumerate(numbers):
-        for group in np.unique(row) if row.any() else ():  # all 0: the phase's group is the world, or nobody meets
+        for group in np.unique(row) if row.any() else ():  # all 0: the phase's group is the world, or no ranks meet
             found = ranks[row == group].tolist()
             if found not in members:
                 members.append(found)

@@ -23,7 +23,7 @@ HALF = {"hatch": "////", "edgecolor": "white", "linewidth": 0}
 
 
 def draw(report: dict) -> Figure:
-    """Draw the bars of each size, the fastest on top. report: what scripts/bench_exchange.py --json writes."""
+    """Draw the bars of each size, the fastest on top. report: the output of scripts/bench_exchange.py --json."""
     sizes = [(size, _from_fast_to_slow(size)) for size in report["sizes"]]
     heights = [ROW_INCHES * len(contenders) for _, contenders in sizes]
     is_bounded = report["sizes"][-1]["bound_s"] is not None

@@ -1,4 +1,4 @@
-"""Plots of several runs beside what was expected of them.
+"""Plots of several runs beside their expected results.
 
 Scaling, of runs of growing size: tokens per second against ranks, with perfect scaling from the smallest run as a line,
 and POP's parallel efficiency of each run with its losses to load balance, serialization and transfer. Model: each run's
@@ -70,7 +70,7 @@ def _draw_rates(axes, measured: list[TimedRun]) -> None:
 
 
 def _apart(rates: list[float]) -> list[float]:
-    """Return the rates, of these ascending ones, whose labels do not overlap."""
+    """Return those of the ascending rates whose labels do not overlap."""
     kept = rates[:1]
     for rate in rates[1:]:
         if rate >= LEAST_TICK_RATIO * kept[-1]:

@@ -1,6 +1,6 @@
 """Plots of the network's traffic. Whose port is full, and who sends how much to whom?
 
-Ports: bytes through each node's port in a step, from the counters, beside what the port can carry in that time; a mark
+Ports: bytes through each node's port in a step, from the counters, beside the port's capacity in that time; a mark
 shows the bytes of the strategy's messages. Messages: bytes from each rank to each other in one exchange, and between
 nodes, computed from the messages alone.
 """

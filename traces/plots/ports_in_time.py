@@ -20,7 +20,7 @@ AXIS_INCHES = 0.45
 
 
 def draw(exchanges: list[dict], facts: dict) -> Figure:
-    """Draw exchanges: name, `seen` (what to see), bytes, seconds, bound_s, piece_s, and `used` of each.
+    """Draw exchanges: name, `seen` (a caption), bytes, seconds, bound_s, piece_s, and `used` of each.
 
     used: (pieces, nodes, in/out) fraction of a port's rate, in pieces of piece_s seconds. facts: mpi_library, machine,
     ranks, and the ports' rate in bytes/s.
@@ -83,7 +83,7 @@ def _draw_exchange(axes, exchange: dict) -> None:
 
 
 def _write_title(axes, exchange: dict) -> None:
-    """Write the name, what to see, and the time."""
+    """Write the name, the caption `seen`, and the time."""
     bound = f"{exchange['seconds'] / exchange['bound_s']:.2f} times the bound"
     text = f"{short_ms(exchange['seconds'] * 1e3, 3)} ms, {bound}, {_share(exchange):.0%} of the ports in use"
     name = axes.set_title(exchange["name"], loc="left", size=10, weight="bold", pad=3)

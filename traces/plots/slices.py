@@ -1,6 +1,6 @@
 """Plot of the calls of one step, in a lane for each root. Do all roots collect at once, or one after another?
 
-For runs whose ranks recorded each call (rank-*.calls). A root's calls are of one slice of the gradients.
+For runs whose ranks recorded each call (rank-*.calls). Each root's calls exchange one slice of the gradients.
 """
 
 from dataclasses import dataclass
@@ -107,7 +107,7 @@ def under_way(calls: StepCalls) -> float:
 
 
 def slice_bytes(calls: StepCalls, root: int) -> int:
-    """Return the bytes of a root's slice: those that the root handed to its calls of the first kind."""
+    """Return the bytes of a root's slice: the bytes that the root passed to its calls of the first kind."""
     own = (calls.root == root) & (calls.rank == root) & (calls.kind == INDEX[calls.kinds[0]])
     return int(calls.size[own].sum())
 

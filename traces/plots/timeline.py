@@ -1,6 +1,6 @@
-"""Plot of what every rank does, over a few steps around the representative one, and the ports' rates below.
+"""Plot of every rank's phases in a few steps around the representative one, and of the ports' rates below.
 
-Who waits for whom, and is a port full meanwhile? A port's lane shows its node's rate in (upwards) and out (downwards)
+Who waits for whom, and is a port full then? A port's lane shows its node's rate in (upwards) and out (downwards)
 beside its link's rate. Of a pipeline, one step is drawn with the numbers of the microbatches.
 """
 

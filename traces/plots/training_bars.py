@@ -1,6 +1,6 @@
 """Plot of bench_training.py: a bar for each contender, its step split into computing and the exposed exchange.
 
-How much longer than computing is a step of our strategies and of PyTorch's, on links of different rates?
+How much longer than its computing does a step take, with our strategies and PyTorch's, on links of different rates?
 """
 
 from matplotlib.figure import Figure

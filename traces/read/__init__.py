@@ -1,1 +1,1 @@
-"""Read and check what a run wrote, and measure it."""
+"""Read and check the files of a run, and measure it."""

@@ -135,7 +135,7 @@ def _utilization(run: Run, rows: list[dict]) -> dict[str, float | bool | None]:
 
 
 def check_sums(run: Run, times: StepTimes, tolerance: float = TOLERANCE) -> list[str]:
-    """Say what does not add up over the measured steps, a sentence each.
+    """Return a sentence for each sum that does not add up over the measured steps.
 
     A rank's phases are compared with its steps, and rank 0's steps with log.jsonl.
     """

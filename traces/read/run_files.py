@@ -22,7 +22,7 @@ class Gaps:
         self.found.append(problem)
 
     def left_out(self, path: Path, error: Exception) -> None:
-        """Say that an optional file is not used."""
+        """Note that an optional file is not used."""
         self.found.append(f"{path} is damaged and left out: {error}")
 
 

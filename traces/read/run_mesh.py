@@ -1,4 +1,4 @@
-"""How the ranks of a run share models: its data-parallel replicas, tensor-parallel shards and pipeline stages."""
+"""The ranks' places in models that they share: data-parallel replica, tensor-parallel shard and pipeline stage."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +25,7 @@ class RunMesh:
         return np.lexsort((self.shard, self.stage, self.replica))
 
     def name(self, place: int) -> str:
-        """Name the rank with this index, "replica 1 stage 0 shard 1": only what there are several of."""
+        """Name the rank with this index, "replica 1 stage 0 shard 1", leaving out axes with one place."""
         counts = {"replica": self.replicas, "stage": self.stages, "shard": self.shards}
         return " ".join(f"{axis} {getattr(self, axis)[place]}" for axis, count in counts.items() if count > 1)
 

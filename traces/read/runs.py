@@ -18,7 +18,7 @@ class Run:
 
     counters: of each node that has them. missing: a sentence about each part that a crash or incomplete copy left out.
     end_links: the links by node, measured after the last step. starts: as starts_of, of the whole run; all other fields
-    are of one start, the last one unless another was asked for.
+    are of one start: the last one by default.
     """
 
     path: Path
@@ -71,7 +71,7 @@ class Run:
 
     @cached_property
     def mesh(self) -> RunMesh | None:
-        """How the ranks share models; None where each has its own."""
+        """The mesh of ranks that share models; None where each rank has its own model."""
         return mesh_of([trace.identity for trace in self.ranks])
 
     def places_in(self, *axes: str) -> list[tuple[int, ...]]:

@@ -121,7 +121,7 @@ SIZES = ("n_layer", "n_head", "n_embd", "context", "vocab_size", "batch_size", "
 SETTINGS |= dict.fromkeys((*SIZES, "tensor_parallel", "pipeline_parallel"), SIZE.or_none())
 # tflops: each rank's rate in 10**12 operations a second; null for a server, or instead of an unknown list.
 PEAK = {"tflops": number(0, LARGEST).or_none().listed().or_none(), "source": TEXT}
-# The project's own code; null where git does not know.
+# The version of the project's code; null if unknown.
 CODE = {"commit": TEXT.or_none(), "dirty": one_of(False, True, None), "version": TEXT.or_none()}
 MOMENT = Rule(_is_moment, "a date and time")
 CONFIG = {

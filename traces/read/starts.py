@@ -77,7 +77,7 @@ def folders_of(path: Path, config: dict) -> dict[int, Path]:
     for file in sorted((path / EARLIER).glob("*/config.json")):
         try:
             own = read_config(file.parent)
-        except RunError:  # damaged: it does not say which start it is from
+        except RunError:  # damaged: its start is unknown
             continue
         number = number_of(own)
         if number <= len(begun) and own.get("started") == begun[number - 1]:

@@ -33,7 +33,7 @@ def read_bytes(path) -> bytes:
 def read_records(path, record: np.dtype, parse_header, most_bytes: int | None = None) -> tuple[dict, np.ndarray, bool]:
     """Return parse_header(first line), the whole records after that line, and whether some were left out.
 
-    most_bytes: read only so many bytes of records, from the end of the file. OSError, and what parse_header raises.
+    most_bytes: read only so many bytes of records, from the end of the file. OSError, and exceptions of parse_header.
     """
     with open_regular(path) as file:
         line = file.readline(LONGEST_HEADER)

@@ -52,7 +52,7 @@ class NodeCounters:
 
 
 def read_trace(path, end_clocks: dict[int, dict] | None = None, most_bytes: int | None = None) -> RankTrace:
-    """Read one rank's trace file. RunError with one line where it cannot be read, or holds what no tracer writes.
+    """Read one rank's trace file. RunError with one line where it cannot be read, or was not written by a tracer.
 
     end_clocks: the nodes' clocks at the end of the run, if known. most_bytes: of a longer file, read only the last
     whole steps that fit.

@@ -1,6 +1,6 @@
 """The names of the phases, for code, trace files, plots and tests."""
 
-# Roughly in the order of a step; docs/formats.md says what is in each.
+# Roughly in the order of a step; docs/formats.md describes each.
 PHASES = (
     "data",
     "compute",

@@ -44,7 +44,7 @@ class Tracer:
 
     folder: where the trace files go (RUN/traces); None to write nothing. identity: as in files.py.
     steps: the steps to write: "on", "off" or "FROM:TO", counted from 1, both included. "on" writes the regular steps of
-    steps.py, and those for which `keep_step` was called.
+    steps.py, and steps for which `keep_step` was called.
     most_bytes: limit of this rank's files; tracing ends after the write that reaches it, and `is_full` says so.
     waits: open no file before `begin` is called, and keep spans in memory until then.
     clock: of this rank's node at the start (files.py); None: all ranks read the same clock.
@@ -97,7 +97,7 @@ class Tracer:
         self._writing = self._is_traced(0)
 
     def begin(self) -> None:
-        """Open the files and write what was traced so far."""
+        """Open the files and write all spans recorded so far."""
         if not self._may_write or self._trace.is_open:
             return
         with self._or_stop():

@@ -2,7 +2,7 @@
 
 Findings come in this order, and the first one is the verdict:
 1. faults, the costliest first: they can be repaired, and they make everything else look bad too,
-2. what sharing a model costs, the costliest first,
+2. costs of sharing a model, the costliest first,
 3. the shape of the exchange, if it takes longer than computing and no port is slow,
 4. without any of these, computing or nothing.
 """
@@ -63,7 +63,7 @@ class Diagnosis:
         return {"verdict": self.verdict(advice, model), "bottleneck": bottleneck, "evidence": numbers, "advice": advice}
 
     def verdict(self, advice: list[dict], model: dict | None = None) -> str:
-        """Say in one sentence: the finding, what another strategy would take, and what is uncertain."""
+        """Say in one sentence: the finding, the best other strategy's prediction, and the uncertainties."""
         sentence = self.finding.sentence
         if self.finding.kind in NETWORK_KINDS:
             sentence += self._about_others(advice, model or {})
@@ -72,7 +72,7 @@ class Diagnosis:
         return sentence
 
     def _about_others(self, advice: list[dict], model: dict) -> str:
-        """Say what the best other strategy would take; "" unless one may be faster by WORTH_SAYING."""
+        """Say how long a step of the best other strategy would take; "" unless one may be faster by WORTH_SAYING."""
         if model.get("predicted_exchange_s") is not None and model["reason"] is not None:
             return "; the cost model does not explain it, so no other strategy is advised"
         step_s = self.evidence.step_s

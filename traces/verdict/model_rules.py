@@ -1,6 +1,6 @@
 """Rules about models that ranks share: a long pipeline stage, the bubble, slow sums over tensor-parallel shards.
 
-Each rule takes the evidence and returns its findings; none where each rank has its own model.
+Each rule takes the evidence and returns its findings. There are none where each rank has its own model.
 """
 
 import numpy as np
@@ -34,7 +34,7 @@ def stage_imbalance(evidence: Evidence) -> list[Finding]:
 
 
 def _remedy(evidence: Evidence, stage: int, layers: tuple[int, ...] | None) -> str | None:
-    """Say what to do about a long stage; None if nothing helps because its head or embedding alone is that long."""
+    """Return advice about a long stage; None if nothing helps because its head or embedding alone takes that long."""
     work = stage_work(evidence.pipeline)
     if work is None:
         return "give it fewer layers with --pipeline-layers"

@@ -125,7 +125,7 @@ def against_others(seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     order = np.argsort(seconds, axis=1)
     ranked = np.take_along_axis(seconds, order, 1)
     place = np.argsort(order, axis=1)
-    # When a rank is taken out of the sorted row, those after it move up by one.
+    # When a rank is taken out of the sorted row, the ranks after it move up by one.
     middle = [index + (index >= place) for index in ((others - 1) // 2, others // 2)]
     median = sum(np.take_along_axis(ranked, index, 1) for index in middle) / 2
     return seconds / np.maximum(median, 1e-9), seconds - median
@@ -217,7 +217,7 @@ def _stalled_phase(evidence: Evidence, place: int, stalled: np.ndarray) -> str |
 
 
 def data(evidence: Evidence) -> list[Finding]:
-    """Find data that come late: on one rank or one node, for which the others wait, or on the mean rank."""
+    """Find data that arrive late: on one rank or node that the others wait for, or on the mean rank."""
     if not len(evidence.workers):
         return []
     run = evidence.run

@@ -55,8 +55,8 @@ __device__ void write_rows(real* rows, int row_stride, const Tile<WARP_ROWS<D>, 
 
 constexpr int KEYS_ARE_COLUMNS = 1, KEYS_ARE_ROWS = -1;
 
-// Sets scores of keys after their query to the lowest number. `ahead`: position of the tile's first query minus that of
-// its first key.
+// Sets scores of keys after their query to the lowest number. `ahead`: position of the tile's first query minus the
+// position of its first key.
 template <int WAY, int M, int N>
 __device__ void mask(Tile<M, N>& s, int ahead) {
     if (ahead >= (WAY == KEYS_ARE_COLUMNS ? N : M) - 1) return;  // the whole tile is seen

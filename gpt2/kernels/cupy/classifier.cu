@@ -103,7 +103,7 @@ __device__ void part_statistics(float* maxima, float* sums, float* target_logits
 // max_v logit, sums = sum_v exp(logit - max), and target_logits, 0 if another shard has the target. All (N,) float32.
 // targets (N,) are columns of the shard.
 // Launch: a block of 1024 threads for every row.
-// Source: own; the order of exchanges is that of Megatron-LM's vocab_parallel_cross_entropy.
+// Source: own; the order of exchanges is from Megatron-LM's vocab_parallel_cross_entropy.
 extern "C" __global__ void __launch_bounds__(1024)
 row_statistics(float* maxima, float* sums, float* target_logits, const real* logits, const int* targets, int V,
                int Vp) {

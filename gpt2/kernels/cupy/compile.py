@@ -22,7 +22,7 @@ OPTIONS = ("--std=c++17", "-ftz=true", "--ptxas-options=-v", f"-I{FOLDER}")
 def compile_cubin(source: str, storage: str, arch: str) -> tuple[bytes, str]:
     """Compile `source` (one of SOURCES) for values stored as float32 or bfloat16, for sm_80, sm_90a or another GPU.
 
-    Returns the machine code (an ELF file) and the log, with what each kernel takes (ptxas -v). UserError: NVRTC is not
+    Returns the machine code (an ELF file) and the log, with each kernel's resources (ptxas -v). UserError: NVRTC is not
     installed. RuntimeError: it refuses the source; the text is the compiler's log.
     """
     path = FOLDER / f"{source}.cu"

@@ -82,7 +82,7 @@ class CublasLt:
 
 
 class Described:
-    """A descriptor, layout or preference: destroyed with this object. `pointer` is what cuBLASLt's functions take."""
+    """A descriptor, layout or preference: destroyed with this object. cuBLASLt's functions take its `pointer`."""
 
     def __init__(self, library: CublasLt, kind: str, *arguments):
         self.pointer = ctypes.c_void_p()

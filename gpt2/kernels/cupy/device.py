@@ -19,7 +19,7 @@ from gpt2.kernels.cupy.launch import SHARED_BYTES
 from gpt2.kernels.cupy.matmul import Matmul
 
 OLDEST_CAPABILITY = 80  # 8.0: bfloat16 on tensor cores, and asynchronous copies
-WORKSPACE_BYTES = 32 << 20  # what NVIDIA recommends for cuBLAS on Hopper
+WORKSPACE_BYTES = 32 << 20  # NVIDIA's recommendation for cuBLAS on Hopper
 TIMED_RUNS = 3
 
 
@@ -83,7 +83,7 @@ class Device:
         return sum(bool(plan.times_ms) for plan in self.matmul.plans.values()) + len(self.faster_of.times_ms)
 
     def give_choices(self, choices: dict) -> None:
-        """Use the choices of a process with the same maker, and time only what they lack."""
+        """Use the choices of a process with the same maker, and time only choices that are missing there."""
         self.matmul.give({name: bytes.fromhex(text) for name, text in choices["products"].items()})
         self.faster_of.give({(work, tuple(shape), kind): theirs for work, shape, kind, theirs in choices["ways"]})
 

@@ -25,7 +25,7 @@ class FasterOf:
         taken = {"cudnn": "always", "own": "never"}.get(attention, attention)
         self._taken = dict.fromkeys(EPILOGUES, epilogues) | dict.fromkeys(ATTENTION, taken)
         self.times_ms = {}  # (work, out's shape, storage): (theirs, ours)
-        self._given = {}  # {the same key: whether theirs is faster}
+        self._given = {}  # {(work, out's shape, storage): whether theirs is faster}
 
     def choices(self) -> dict[tuple, bool]:
         """Return the choices so far: {(work, out's shape, storage): whether theirs is faster}."""

@@ -17,8 +17,8 @@
     cudnn_attention                      cuDNN's attention, or None
 
 Arrays are C-contiguous. Unless stated otherwise, the arrays of a call are all float32 or all bfloat16. Except in adamw
-and sum_of_squares, they start at multiples of 16 bytes. Shapes as in gpt2/kernels/__init__.py; arguments mean what they
-mean in gpt2/kernels/numpy, whose docstrings say more.
+and sum_of_squares, they start at multiples of 16 bytes. Shapes as in gpt2/kernels/__init__.py. The docstrings of
+gpt2/kernels/numpy explain the arguments.
 """
 
 import math
@@ -210,9 +210,9 @@ def _warps(row_bytes: int):
 
 
 def _lasting_blocks(device, row_bytes: int):
-    """Return (blocks, warps, dynamic shared memory in bytes) of a kernel whose blocks all run at once, to the end.
+    """Return (blocks, warps, dynamic shared memory in bytes) of a kernel whose blocks all run at the same time.
 
-    They have as many warps as fit on the multiprocessors, each with row_bytes of shared memory.
+    The blocks have as many warps as fit on the multiprocessors, each with row_bytes of shared memory.
     """
 
     def blocks_at_once(warps):

@@ -43,6 +43,6 @@ inline __device__ void copy_async(void* shared, const void* global, bool wanted)
                  : "memory");
 }
 
-// Waits for the copies that this thread has started. A barrier must follow for those of other threads.
+// Waits for the copies that this thread has started. A barrier must follow for other threads' copies.
 inline __device__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 #endif

@@ -5,7 +5,7 @@
 Parameters, gradients and everything between products stay float32. Activations that are only operands are stored as
 bfloat16. If the CPU has an instruction for such sums, it is used (avx512_bf16.py). Otherwise operands are rounded to
 bfloat16 and widened to float32, and products are computed in float32: by AVX2 (avx2.py), or by BLAS where that is
-faster or the only way. All these add up the same products, only in another order.
+faster or the only way. All of these add up the same products in different orders.
 """
 
 import numpy as np

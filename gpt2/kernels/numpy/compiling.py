@@ -3,7 +3,7 @@
 A form is a function compiled for certain argument types. numba's own cache writes an index of a function's forms and
 then a file for each form. This fails in three ways. Two processes that compile different forms at once may leave an
 index that names the wrong machine code. A process that reads between the two writes loads outdated code. And numba only
-checks the function's own source file, not those whose functions are compiled into it. Here each form is one file, which
+checks the function's own source file, not the files of functions that it calls. Here each form is one file, which
 holds everything it depends on and gets its name when it is complete.
 
 Processes of a node that need a form at once would all compile it, each on its share of the cores. So the first one
@@ -76,7 +76,7 @@ class FormCache(FunctionCache):
         form = super().load_overload(types, target_context)
         if form is None:
             self._lock(types, target_context)
-            form = super().load_overload(types, target_context)  # another process may have compiled it meanwhile
+            form = super().load_overload(types, target_context)  # another process may have compiled it by now
             if form is not None:
                 self._unlock(types)
         return form

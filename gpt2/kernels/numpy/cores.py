@@ -14,8 +14,8 @@ from queue import SimpleQueue
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-# Operations of a product between two calls of `meanwhile`: some milliseconds. A link of 1.6 Gbit/s sends what a socket
-# buffers in 12 ms, and then idles until the next call.
+# Operations of a product between two calls of `meanwhile`: some milliseconds. A link of 1.6 Gbit/s sends a socket's
+# buffer in 12 ms, and then idles until the next call.
 PIECE_OPERATIONS = 8e8
 LEAST_PIECE = 256  # rows or columns
 
@@ -77,7 +77,7 @@ class Cores:
         """Compute independent products (a, b, out, finish), out (rows, columns) = a @ b, at the same time.
 
         They are cut into as many parts as keep all threads busy; two products on two threads stay whole. Cutting the
-        longer side of `out` packs less of a and b twice. finish: as multiply calls it, or None.
+        longer side of `out` packs less data twice. finish: as multiply calls it, or None.
         """
         parts = self.threads // len(products) if self.threads % len(products) == 0 else self.threads
         tasks = [

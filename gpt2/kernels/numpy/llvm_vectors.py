@@ -1,7 +1,7 @@
 """LLVM's vector instructions, which numba does not offer, for @intrinsic (avx512_bf16.py, avx2.py).
 
 The first argument is llvmlite's builder. An address is an int64 without alignment. A word is a pair of bfloat16. The
-constants are those of AVX-512.
+constants are for AVX-512.
 """
 
 from llvmlite import ir

@@ -187,7 +187,7 @@ def residual_layernorm(residual, out, mean, rstd, x, branch, branch_bias, weight
 
 @compiled_sums
 def layernorm_backward(dx, dweight, dbias, column_sums, dy, x, mean, rstd, weight, start, stop):
-    """Add the gradients of rows [start, stop) to dx, dweight and dbias; column_sums (C,) += those of the new dx.
+    """Add the gradients of rows [start, stop) to dx, dweight, dbias; column_sums (C,) += the column sums of the new dx.
 
     dx, dy, x (N, C); mean, rstd (N,); dweight, dbias (C,).
     """
