@@ -85,8 +85,8 @@ class GPT2:
         return float(kept.losses.sum(dtype=np.float64))
 
     def token_losses(self, tokens, targets):
-        """Return the losses (B, T) of tokens against targets (B, T), without gradients: a view that the next call
-        overwrites."""
+        """Return the losses (B, T) of tokens against targets (B, T), without gradients.
+        The next call overwrites them."""
         kept = self.kept[0]
         self._transform(tokens, kept)
         self.embedding.classify(kept, targets, 0.0, trains=False)

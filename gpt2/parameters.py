@@ -73,10 +73,10 @@ class Layout:
 
     @cached_property
     def split_ranges(self) -> tuple[tuple[int, int], ...]:
-        """The ranges that forward of a whole model uses, in order, with a sparse embedding gradient: the position
-        embedding, each layer, the final LayerNorm, and the head: the token embedding block by block. Before them it
-        uses the rows that a step looks up, which lie outside the flat buffer.
-        """
+        """The ranges that forward of a whole model uses with a sparse embedding gradient, in order.
+
+        Position embedding, each layer, final LayerNorm, and the token embedding as the head, block by block. Forward
+        begins with the rows that a step embeds, which lie outside the flat buffer."""
         step = HEAD_ROWS * self.config.n_embd
         (_, embeddings_stop), *others = self.ranges
         head_stop = self.by_name["wte"].stop
@@ -117,8 +117,8 @@ class Layout:
         """Return the flat ranges in the order in which backward makes their gradients final.
 
         A layer comes in two halves. The embeddings come last: the token embedding is also the head, so its gradient has
-        two terms, and the second is added at the very end. With `split` (as in split_ranges) the head comes first, from
-        its last block down; the sparse embedding gradient is outside the flat buffer.
+        two terms, and the second is added at the very end. With `split` (as in split_ranges) the head comes first, its
+        last block before the others; the sparse embedding gradient is outside the flat buffer.
         """
         final = [self.ranges[-1]] if self.shard.is_last else []
         for attention, feed_forward in reversed(self.layer_halves):

@@ -4,7 +4,7 @@ GPT-2's tokenizer divides a text by a regular expression (encoder.py in the open
 match on its own. So a text may be cut where a match ends in any surroundings:
 
 - between a character that is not white space and white space;
-- between two of a letter, a digit and another sign. An apostrophe is an exception: "'s" in "it's" is one match. Only
+- between two of the classes letter, digit and sign. An apostrophe is an exception: "'s" in "it's" is one match. Only
   characters that have the same class in every version of Unicode count. "|" is left out, to keep <|endoftext|> whole;
 - before the last of several white-space characters, if a character that is not white space follows, since that match
   includes the last one. This rule needs the text after the cut, so it is for complete texts only.

@@ -118,7 +118,7 @@ def newest_first(folder: Path) -> list[Path]:
 def _step_of(path: Path) -> int | None:
     """Return the step of a folder with a checkpoint's name, complete or not; None for other names."""
     named = NAME.fullmatch(path.name)
-    if named is None or folder_name(int(named[1])) != f"step-{named[1]}":  # step-000000010 would be a second step 10
+    if named is None or folder_name(int(named[1])) != f"step-{named[1]}":  # step-000000010 would be another step 10
         return None
     return int(named[1])
 

@@ -49,7 +49,7 @@ def draw(report: dict) -> Figure:
 
 
 def finding(report: dict) -> str:
-    """Say how fast the fastest float32 exchange of the largest size is, and MPI's all-reduce, or else the slowest."""
+    """Compare the fastest float32 exchange of the largest size with MPI's all-reduce, or else with the slowest one."""
     size = report["sizes"][-1]
     ranking = _alike(size)
     name, best = next(iter(ranking.items()))

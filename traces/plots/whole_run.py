@@ -104,7 +104,7 @@ def in_columns(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _leave_start_out(axes, loss: np.ndarray) -> None:
-    """If a loss falls most of its way in the first steps, show the rest, and write where it began."""
+    """Show the steps after the first ones, if a loss falls most of its way in these, and write where it began."""
     rest = loss[int(START * len(loss)) :]
     high = rest.max()
     least = loss.min()

@@ -58,7 +58,7 @@ class StepTimes:
 
 
 def measure(run: Run, warm_up: int = WARM_UP_STEPS) -> StepTimes:
-    """Measure a run's steps. The first `warm_up` traced steps are left out where enough others remain."""
+    """Measure a run's steps. Leave out the first `warm_up` traced steps where enough others remain."""
     steps, start, end = _complete_steps(run)
     dropped = warm_up if len(steps) >= warm_up + FEWEST_STEPS else 0
     steps = steps[dropped:]

@@ -25,7 +25,7 @@ AT_END = {
     files.END_CLOCKS: schemas.CLOCK | {"node": schemas.RANK, "at_ns": schemas.TIME_NS},
     files.END_LINKS: schemas.LINK,
 }
-MOST_DRIFT = 0.1  # of the time between two measurements: no clock runs so wrong
+MOST_DRIFT = 0.1  # fraction of the time between two measurements: no real clock drifts so fast
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _parse_header(path, kind: str, line: bytes) -> dict:
 
 
 def _move(records: np.ndarray, start: dict, end: dict | None) -> None:
-    """Move spans onto rank 0's clock, as to_rank_0."""
+    """Move spans onto rank 0's clock, by to_rank_0."""
     for name in ("start", "end"):
         records[name] = to_rank_0(records[name], start, end)
 

@@ -1,9 +1,9 @@
 """Times of phases on a GPU's stream, on the host's clock, while the host runs ahead of the GPU.
 
-An edge is the beginning or end of a phase. Edges of a phase on the GPU are events on its stream, which nobody waits
-for; edges of a phase on the host are readings of the host's clock. Settling turns events into times: at a step's end,
-after one wait for the stream, or earlier where the events run out. Then only old edges are settled, so that nobody
-waits for recent work. Edges keep their order, so that no time counts twice: a host phase that began while the GPU was
+An edge is the beginning or end of a phase. Edges of a phase on the GPU are events on its stream; the host
+does not wait for them. Edges of a phase on the host are readings of its clock. Settling turns events into times at a
+step's end, after one wait for the stream, or earlier if the events run out. Then only old edges are settled, to avoid
+waiting for recent work. Edges keep their order, so that no time counts twice: a host phase that began while the GPU was
 still busy with the previous phase begins when that phase ended.
 
 The anchor is an event that the host waited for on an idle stream. An event's time is the anchor's plus the GPU's

@@ -21,7 +21,7 @@ class TimedRun:
     """A run with its numbers and its verdict.
 
     figures: its `summary`, with a label that no other run has, and the verdict's "exchanging_share". diagnosis: the
-    source of every judgment about the run.
+    only source of judgments about the run.
     """
 
     run: Run
@@ -35,7 +35,7 @@ class TimedRun:
 
 
 def measure_runs(runs: list[Run], predict: Callable[[Run], PredictedExchange | None]) -> list[TimedRun]:
-    """Measure and diagnose several runs. If labels are equal, the folders' names are added to them.
+    """Measure and diagnose several runs. Add the folders' names to labels that are equal.
 
     predict: the messages of a run's strategy, as `find_bottleneck` takes them.
     """

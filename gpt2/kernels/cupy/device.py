@@ -217,7 +217,7 @@ class Device:
 
 
 def import_cupy():
-    """Import CuPy. UserError: it, or ml_dtypes, which has its bfloat16, is not installed."""
+    """Import CuPy. UserError: CuPy, or ml_dtypes with its bfloat16, is not installed."""
     try:
         import cupy
         import cupyx  # noqa: F401

@@ -39,7 +39,7 @@ def embedding_forward(cores, out, tokens, wte, wpe, first_token=0):
 def embedding_backward(cores, dwte, dwpe, dout, tokens, accumulate, first_token=0):
     """Add dwte[token] += the sum of dout over the token's positions; dwpe[t] = or += the sum over b.
 
-    dwte is always added to: the tied head's gradient is written first. Rows are sorted by token and summed group by
+    dwte already holds the tied head's gradient, so it is not overwritten. Rows are sorted by token and summed group by
     group: no scatter with collisions, and always the same order of additions. Vocabulary shards as in
     embedding_forward.
     """
