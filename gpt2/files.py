@@ -76,7 +76,7 @@ def temporary_files() -> Path | None:
 
 
 def _can_keep(folder: Path) -> bool:
-    """Return whether files can be kept in this folder, created if missing. Permissions hide read-only disks."""
+    """Return whether files can be kept in this folder, created if missing. Permissions do not show read-only disks."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

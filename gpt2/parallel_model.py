@@ -34,7 +34,7 @@ class ParallelGPT2(GPT2):
         return self.scratch.dresidual
 
     def inputs(self, slot: int):
-        """Return the array (N, C) into which the caller copies the inputs of a stage that is not the first."""
+        """Return the array (N, C) for the inputs of a stage that is not the first, to be filled before forward."""
         return self.kept[slot].inputs
 
     def forward(self, tokens, targets, gradient_scale: float, slot: int = 0) -> float:

@@ -104,7 +104,7 @@ def in_columns(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _leave_start_out(axes, loss: np.ndarray) -> None:
-    """Show the steps after the first ones, if a loss falls most of its way in these, and write where it began."""
+    """Leave the high losses of the first steps out if they hide the rest, and write where the loss began."""
     rest = loss[int(START * len(loss)) :]
     high = rest.max()
     least = loss.min()

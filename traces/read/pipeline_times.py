@@ -165,7 +165,7 @@ def passes_of(records: np.ndarray) -> Passes:
 
 
 def shortest_forwards(run: Run, times: StepTimes) -> np.ndarray:
-    """Return (S, R) seconds of each rank's shortest forward of a microbatch, tensor-parallel sums included; or inf.
+    """Return (S, R) seconds of each rank's shortest forward, tensor-parallel sums included; inf without a forward.
 
     The shortest one excludes work that is done once a step: in some forwards, the first stage sends its embedding.
     """

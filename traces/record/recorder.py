@@ -112,7 +112,7 @@ class Tracer:
         return _Step(self, number)
 
     def phase(self, name: str, bytes: int = 0, root: int | None = None):
-        """Return a context manager for a phase. bytes: this rank hands to the exchange. root: a world rank or None."""
+        """Return a context manager for a phase. bytes: of this rank in the exchange. root: a world rank or None."""
         return self._new_phase(self, check_phase(name), bytes, -1 if root is None else root)
 
     def call(self, name: str, bytes: int, root: int) -> TracedCall:

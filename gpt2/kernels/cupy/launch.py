@@ -76,7 +76,7 @@ def add(device, out, first, second, bias=None):
 
 
 def layernorm_forward(device, out, mean, rstd, inputs, weight, bias):
-    """Compute out (N, C) from inputs (N, C); mean, rstd (N,) float32, kept for backward; weight, bias (C,)."""
+    """Compute out = LayerNorm(inputs), both (N, C); mean, rstd (N,) float32, kept for backward; weight, bias (C,)."""
     residual_layernorm_forward(device, None, out, mean, rstd, inputs, None, None, weight, bias)
 
 
@@ -96,7 +96,7 @@ def residual_layernorm_forward(device, residual, out, mean, rstd, inputs, branch
 def layernorm_backward(
     device, dinputs, dweight, dbias, column_sums, doutputs, inputs, mean, rstd, weight, accumulate
 ):  # fmt: skip
-    """Add the gradient to dinputs (N, C), which has the residual stream's; dweight, dbias (C,) = or +=."""
+    """Add LayerNorm's gradient to dinputs (N, C), which holds the residual stream's; dweight, dbias (C,) = or +=."""
     N, C = dinputs.shape
     kinds = 2 if column_sums is None else 3
     blocks, warps, shared_bytes = _lasting_blocks(device, kinds * C * np.dtype(np.float32).itemsize)

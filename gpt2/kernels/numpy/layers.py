@@ -75,7 +75,7 @@ def add(cores, out, first, second, bias=None):
 
 
 def layernorm_forward(cores, out, mean, rstd, inputs, weight, bias):
-    """Compute out (N, C) from inputs (N, C); mean, rstd (N,), kept for backward; weight, bias (C,)."""
+    """Compute out = LayerNorm(inputs), both (N, C); mean, rstd (N,), kept for backward; weight, bias (C,)."""
     cores.for_parts(len(inputs), partial(loops.layernorm, loops.bits(out), mean, rstd, inputs, weight, bias, EPSILON))
 
 
@@ -91,7 +91,7 @@ def residual_layernorm_forward(cores, residual, out, mean, rstd, inputs, branch,
 def layernorm_backward(
     cores, dinputs, dweight, dbias, column_sums, doutputs, inputs, mean, rstd, weight, accumulate
 ):  # fmt: skip
-    """Add the gradient to dinputs, which has the residual stream's; dweight, dbias = or +=.
+    """Add LayerNorm's gradient to dinputs, which holds the residual stream's; dweight, dbias = or +=.
 
     column_sums (C,), unless None, = the column sums of dinputs afterwards: the gradient of branch_bias.
     With n = (x - mean) rstd and g = dy * weight:  dx = rstd (g - mean_c(g) - n mean_c(g n)).

@@ -171,7 +171,7 @@ def _normalize_row(out, mean, rstd, x, weight, bias, epsilon, n):
 
 @compiled
 def layernorm(out, mean, rstd, x, weight, bias, epsilon, start, stop):
-    """Compute rows [start, stop) of out from x (N, C), and of mean, rstd (N,); weight, bias (C,)."""
+    """Compute rows [start, stop) of out = LayerNorm(x), both (N, C), and of mean, rstd (N,); weight, bias (C,)."""
     for n in range(start, stop):
         _normalize_row(out, mean, rstd, x, weight, bias, epsilon, n)
 
