@@ -1,8 +1,8 @@
 """Bytes that a rank holds under a strategy: parameters, gradients and AdamW's two moments, all float32.
 
-A strategy declares them as formulas in units of one vector of all parameters: N ranks on M nodes, L on the smallest
-node. The formulas are of the rank that holds most. Activations, the landing buffers of segments and what is gathered
-for a layer at a time come on top.
+A strategy declares them as formulas in units of one vector of all parameters, for N ranks on M nodes, L on the smallest
+node. The formulas give the rank that holds most. Activations, landing buffers of segments and parameters gathered for a
+layer at a time come on top.
 """
 
 import math
@@ -17,8 +17,8 @@ TERM = re.compile(r"(\d+|N|M|L)(?:/(\d*)([NML]+))?")  # of a formula
 @dataclass(frozen=True)
 class Memory:
     """parameters, gradients, optimizer: formulas such as "1 + 1/N". overlapped: the optimizer's with --overlap, if it
-    differs. shared_in_node: a node's ranks hold parameters once, in shared memory; they are counted on its leader.
-    on_server: rank 0 alone holds the optimizer's moments. ValueError where a formula is none."""
+    differs. shared_in_node: a node's ranks hold parameters once, in shared memory, counted on its leader. on_server:
+    rank 0 alone holds the optimizer's moments. ValueError for a malformed formula."""
 
     parameters: str = "1"
     gradients: str = "1"
@@ -39,13 +39,13 @@ class Memory:
         return self.parameters, self.gradients, (overlap and self.overlapped) or self.optimizer
 
     def of_rank(self, parameters: int, ranks: int, nodes: int, overlap: bool = False) -> "RankMemory":
-        """Of the rank that holds most; shares are rounded up to whole parameters."""
+        """Return the bytes of the rank that holds most; shares are rounded up to whole parameters."""
         formulas = self.formulas(overlap)
         amounts = (VECTOR_BYTES * -(-_vectors(formula, ranks, nodes) * parameters // 1) for formula in formulas)
         return RankMemory(*map(int, amounts), formula=" + ".join(formulas))
 
     def of_node(self, parameters: int, members: int, ranks: int, nodes: int, overlap: bool = False) -> int:
-        """Bytes that `members` ranks of a node hold together at most."""
+        """Return the bytes that `members` ranks of a node hold together at most."""
         held = self.of_rank(parameters, ranks, nodes, overlap)
         copies = 1 if self.shared_in_node else members
         optimizers = 1 if self.on_server else members
@@ -66,12 +66,12 @@ class RankMemory:
         return self.parameters + self.gradients + self.optimizer
 
     def updated_share(self, parameters: int) -> float:
-        """The part of the vector that this rank updates: it holds the two moments of that part."""
+        """Return the part of the vector that this rank updates: it holds the two moments of that part."""
         return self.optimizer / (2 * VECTOR_BYTES * parameters)
 
 
 def _vectors(formula: str, ranks: int, nodes: int) -> Fraction:
-    """1 + 1/ranks for "1 + 1/N"."""
+    """Evaluate a formula: "1 + 1/N" is 1 + 1/ranks."""
     sizes = {"N": ranks, "M": nodes, "L": ranks // nodes}
     total = Fraction(0)
     for term in formula.split(" + "):

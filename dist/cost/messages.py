@@ -1,8 +1,8 @@
-"""The messages of one step's exchange, and with them the exact bytes into and out of every rank and node.
+"""The messages of one step's exchange, which give the exact bytes into and out of every rank and node.
 
-A strategy declares its message schedule as a function of a Setting (strategies/base.py). The functions here are what
-such a schedule is made of: rings and trees of point-to-point messages, and calls of MPI's collectives, which send what
-the library picks (mpi_choices.py). Each returns (stages, names of the MPI library's algorithms).
+A strategy declares its message schedule as a function of a Setting (strategies/base.py). The functions here build such
+schedules: rings and trees of point-to-point messages, and calls of MPI's collectives, whose messages depend on the
+library's choice (mpi_choices.py). Each returns (stages, names of the MPI library's algorithms).
 """
 
 from collections.abc import Callable
@@ -21,21 +21,21 @@ from dist.probe.links import LEAST_SEGMENT_BYTES
 from dist.ranges import cut, cut_by_node
 
 FLOAT32_BYTES = 4
-# Rooted calls in turn: up to this many roots are looked at one by one. Of more, a few evenly spread ones stand for all.
+# Rooted calls: up to MOST_ROOTS roots are modelled one by one. Otherwise FEW_ROOTS evenly spread roots stand for all.
 MOST_ROOTS, FEW_ROOTS = 64, 16
 
 Messages = tuple[list[Stage], list[str]]
-# Between the halves of an exchange with a sharded update all ranks add up the gradients' norm.
+# Between the halves of an exchange with a sharded update, all ranks sum the norm of the gradient.
 NORM: Messages = ([barrier()], [])
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is exchanged, and among whom.
+    """The vector that is exchanged, and the ranks that exchange it.
 
     placement: node of each rank, (ranks,), numbered from 0. elements: of the vector. item: bytes of one element as it
-    travels. ranges: elements of what a strategy exchanges range by range, () if not known. micro_steps: of one step.
-    own_operation: whether MPI's collectives add by --op own, always so where an item is no float32.
+    travels. ranges: elements of each range if a strategy exchanges range by range, () if not known. micro_steps: of one
+    step. own_operation: whether MPI's collectives add by --op own, always true if items are not float32.
     """
 
     placement: np.ndarray
@@ -61,22 +61,22 @@ class Setting:
 
     @property
     def padded(self) -> int:
-        """Bytes of a vector that all ranks can share out evenly."""
+        """Bytes of the vector, padded so that all ranks get equal shares."""
         return self.item * (-(-self.elements // len(self.placement)) * len(self.placement))
 
     def blocks(self, parts: int, elements: int | None = None) -> np.ndarray:
-        """Bytes of each part of the vector, or of so many elements, cut as the strategies cut it."""
+        """Return the bytes of each part of the vector, or of `elements` elements, cut as the strategies cut it."""
         bounds = cut(self.elements if elements is None else elements, parts)
         return self.item * np.array([stop - start for start, stop in bounds], np.int64)
 
     def call(self, collective: str, size: int, root: int = 0) -> Messages:
-        """One MPI collective of `size` bytes. UnknownChoice where the library's algorithm is not known."""
+        """Make one MPI collective of `size` bytes. UnknownChoice if the library's algorithm is not known."""
         built_in = self.item == FLOAT32_BYTES and not self.own_operation
         return resolve(MpiCall(self.library, collective, self.group, size, self.item, root, built_in=built_in))
 
 
 def in_turn(*calls: Messages) -> Messages:
-    """The calls' stages one after another, and the names of their algorithms, each once."""
+    """Join the calls' stages, one after another, and the names of their algorithms, each once."""
     stages = [stage for stages, _ in calls for stage in stages]
     return stages, list(dict.fromkeys(name for _, names in calls for name in names))
 
@@ -85,21 +85,21 @@ def rooted_calls(setting: Setting, collective: str) -> list[Messages]:
     """List one call of a rooted collective per rank: the rank is the root of its slice of the vector."""
     slices, calls = setting.blocks(len(setting.placement)), []
     for start, stop in cut(len(slices), len(slices) if len(slices) <= MOST_ROOTS else FEW_ROOTS):
-        root = (start + stop - 1) // 2  # stands for those from start to stop, which are alike
+        root = (start + stop - 1) // 2  # stands for all roots from start to stop, which are alike
         stages, names = setting.call(collective, int(slices[root]), root)
         calls.append(([replace(one, repeat=one.repeat * (stop - start)) for one in stages], names))
     return calls
 
 
 def rooted_calls_together(setting: Setting, collective: str) -> Messages:
-    """Calls for pieces of the slices (dist/host/rooted.py), WINDOW of them under way: one stage of all messages."""
+    """Make one stage of rooted calls for pieces of the slices, WINDOW of them under way (dist/host/rooted.py)."""
     slices = [stop - start for start, stop in cut_by_node(setting.placement.tolist(), 0, setting.elements)]
-    length, ranks = PIECE_SEGMENTS * LEAST_SEGMENT_BYTES // setting.item, len(slices)  # over links that are in the way
+    length, ranks = PIECE_SEGMENTS * LEAST_SEGMENT_BYTES // setting.item, len(slices)  # as over slow links
     pieces = max(1, -(-max(slices) // length))
     found, names, steps, added = [], [], 0, 0
     for start, stop in cut(ranks, ranks if ranks <= MOST_ROOTS else FEW_ROOTS):
-        root = (start + stop - 1) // 2  # stands for those from start to stop, which are alike
-        short, longer = divmod(slices[root], pieces)  # so many pieces are one element longer
+        root = (start + stop - 1) // 2  # stands for all roots from start to stop, which are alike
+        short, longer = divmod(slices[root], pieces)  # `longer` pieces have one element more
         for elements, alike in ((short + 1, longer), (short, pieces - longer)):
             stages, algorithms = setting.call(collective, setting.item * elements, root)
             calls = alike * (stop - start)
@@ -113,23 +113,23 @@ def rooted_calls_together(setting: Setting, collective: str) -> Messages:
 
 
 def ring_of(members: np.ndarray, blocks: np.ndarray) -> Messages:
-    """A ring reduce-scatter and all-gather of these ranks. blocks: bytes of each member's part, (members,)."""
+    """Make a ring reduce-scatter and all-gather of these ranks. blocks: bytes of each member's part, (members,)."""
     return ring_reduce_scatter(members, blocks) + ring_all_gather(members, blocks), []
 
 
 def ring_of_ranks(setting: Setting) -> Messages:
-    """The vector around one ring of all ranks."""
+    """Sum the vector around one ring of all ranks."""
     return ring_of(setting.ranks, setting.blocks(len(setting.placement)))
 
 
 def ring_of_nodes(setting: Setting) -> Messages:
-    """Node sums in shared memory, and a ring of the nodes' leaders."""
+    """Sum the vector in each node's shared memory, then around a ring of the nodes' leaders."""
     leaders = setting.group.leaders.members
     return ring_of(leaders, setting.blocks(len(leaders)))
 
 
 def rings_of_ranges(setting: Setting, steps: list[tuple[str, int]]) -> Messages:
-    """Range by range around the ring of all ranks. steps: ("reduce-scatter" or "all-gather", index of the range).
+    """Go range by range around the ring of all ranks. steps: ("reduce-scatter" or "all-gather", index of the range).
 
     Without known ranges the whole vector, range 0, stands for many small ones.
     """
@@ -140,7 +140,7 @@ def rings_of_ranges(setting: Setting, steps: list[tuple[str, int]]) -> Messages:
 
 
 def two_trees(setting: Setting) -> Messages:
-    """Half of the vector up and down each of two binary trees, in segments that follow each other: all is one stage."""
+    """Send half of the vector up and down each of two binary trees, in pipelined segments that form one stage."""
     count = len(setting.placement)
     messages = []
     for parents, half in zip(double_tree(count), setting.blocks(2), strict=True):
@@ -164,13 +164,13 @@ def message_schedule(
     micro_steps: int = 1,
     own_operation: bool = False,
 ) -> Messages:
-    """What a strategy's `messages` give for one step; nothing on one rank. size_bytes: the whole vector, as it travels.
+    """Return a strategy's messages of one step; none on one rank. size_bytes: of the whole vector, as it travels.
 
-    placement: node of each rank, nodes numbered 0 .. M-1, none empty. ranges: elements of what is exchanged range by
-    range, in order; micro_steps: in each of which it may be; own_operation: as Setting's. ValueError with one line for
-    an unknown library, a placement with gaps, a vector that is no whole number of elements, or ranges that do not make
-    it up; mpi_choices.UnknownChoice, a ValueError too, where the library's algorithm is not known. Bytes of rooted
-    calls on more than MOST_ROOTS ranks are estimates.
+    placement: node of each rank, nodes numbered 0 .. M-1, none empty. ranges: elements of each range, in order, if the
+    strategy exchanges range by range; micro_steps, own_operation: as Setting's. ValueError with one line for an unknown
+    library, a placement with gaps, a vector that is no whole number of elements, or ranges that do not add up to it;
+    mpi_choices.UnknownChoice, a ValueError too, if the library's algorithm is not known. Bytes of rooted calls on more
+    than MOST_ROOTS ranks are estimates.
     """
     if library not in LIBRARIES:
         raise ValueError(f"no MPI library {library!r}: expected one of {', '.join(LIBRARIES)}")

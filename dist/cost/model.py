@@ -1,13 +1,12 @@
-"""Seconds of an exchange, from its messages and the measured or nominal rates of the nodes' ports.
+"""Predict the seconds of an exchange from its messages and the measured or nominal rates of the nodes' ports.
 
-Stages of messages (stages.py) are replayed, each rank going through them at its own pace (replay.py):
-ranks of one node share a port, a rooted or blocking call keeps one port busy while others wait, and who is done early
-begins the next call. Pipelines of segments, in which nobody gets ahead, last as long as their busiest port, each
-direction by itself, plus a latency for each dependent step. Where there are too many messages to replay, every stage
-is taken so, one after another: the alpha-beta-gamma model of Thakur et al. (mpi_algorithms.py) with the node's port in
-the rank's place.
+Stages of messages (stages.py) are replayed (replay.py), each rank at its own pace: ranks of one node share a port, a
+rooted or blocking call keeps one port busy while others wait, and a rank that is done early begins the next call. A
+pipeline of segments, in which no rank gets ahead, lasts as long as its busiest port in the busier direction, plus a
+latency for each dependent step. If there are too many messages to replay, every stage is computed like such a pipeline:
+the alpha-beta-gamma model of Thakur et al. (mpi_algorithms.py) with the node's port in place of the rank.
 
-Left out: chance (MPICH's Allreduce of 8 MB on 4 hosts took 0.28 to 0.59 s), and waiting for a core where ranks that
+Not modelled: chance (MPICH's Allreduce of 8 MB on 4 hosts took 0.28 to 0.59 s), and waiting for a core where ranks that
 spin outnumber the cores.
 """
 
@@ -24,25 +23,25 @@ from dist.cost.replay import replay_seconds
 from dist.cost.sparse_rows import Rows, SparseMessages
 from dist.cost.stages import Stage, node_traffic
 
-# An Ethernet frame of 1514 bytes, and 24 around it that only the wire sees, carries 1448 of TCP's data; a shaper that
-# sees 1514 makes it 1.045 of the time, and so did every long transfer on the virtual cluster.
+# An Ethernet frame of 1514 bytes carries 1448 bytes of TCP data. 24 more bytes are on the wire, but a shaper does not
+# count them. It stretches the time by 1.045, and so did every long transfer on the virtual cluster.
 TCP_HEADERS = 1514 / 1448
-# A replay takes some microseconds for each turn of a message in a port's queue and each message under way beside it.
+# A replay costs some microseconds for each turn of a message in a port's queue, times the messages under way then.
 MOST_REPLAYED = 500_000  # messages times ranks
-MOST_TURNS = 2_500_000  # times ranks: of more bytes, more are served in a turn
+MOST_TURNS = 2_500_000  # times ranks: larger exchanges move more bytes in a turn
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Ranks, nodes, and how fast bytes move.
+    """Ranks, nodes, and the rates at which bytes move.
 
-    placement: node of each rank; rate_in, rate_out: bytes/s of the nodes' ports, one number or one a node; latency_s:
-    of one message between nodes, software included. tcp: the two of a pair share one TCP connection, see above.
-    nominal: the rates are the links' own, of which TCP/IP's headers take their part; else they are what a transfer of
-    plain bytes reached. local_rate, local_reduce_rate: bytes/s at which an MPI call moves, or sums, a vector between
-    two ranks of a node; add_rate: at which a rank adds what came over the network. Where ranks share cores these three
-    differ much from the defaults, a free core's: measure them. queue_bytes: of one message that a port takes in before
-    it serves the next, TCP's window and the port's queue: 0.5 MB explains the times on the virtual cluster best.
+    placement: node of each rank. rate_in, rate_out: bytes/s of the nodes' ports, one number or one per node. latency_s:
+    of one message between nodes, software included. tcp: whether two ranks share one TCP connection (replay.py).
+    nominal: whether the rates are the links' own, which TCP/IP's headers share; else they are measured on plain bytes.
+    local_rate, local_reduce_rate: bytes/s at which an MPI call moves, or sums, a vector between two ranks of a node.
+    add_rate: bytes/s at which a rank adds received data. The defaults of these three are a free core's: measure them
+    where ranks share cores. queue_bytes: bytes of one message that a port accepts before it serves the next (TCP's
+    window and the port's queue); 0.5 MB fits the times on the virtual cluster best.
     """
 
     placement: list[int]
@@ -61,14 +60,14 @@ class Cluster:
         return int(np.max(self.placement)) + 1
 
     def port_seconds(self, rates: float | np.ndarray) -> np.ndarray:
-        """Seconds a byte takes through each port, (nodes,)."""
+        """Return the seconds a byte takes through each port, (nodes,)."""
         return np.broadcast_to((TCP_HEADERS if self.nominal else 1.0) / np.asarray(rates, float), self.nodes)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """seconds; bytes_in, bytes_out: int64 (nodes,); steps: messages that wait for one another; bound_s: an
-    allreduce's lower bound 2 (M-1)/M D/B at the slowest port's rate; algorithms: the MPI library's, by name.
+    """Seconds and bytes of an exchange. bytes_in, bytes_out: int64 (nodes,). steps: messages that wait for one another.
+    bound_s: lower bound 2 (M-1)/M D/B of an allreduce at the slowest port. algorithms: names of the MPI library's.
     """
 
     seconds: float
@@ -79,7 +78,7 @@ class Prediction:
     algorithms: list[str]
 
     def __add__(self, other: "Prediction") -> "Prediction":
-        """One exchange after another; the bound is the first one's."""
+        """Add an exchange that follows this one; keep this one's bound."""
         return Prediction(
             self.seconds + other.seconds, self.bytes_in + other.bytes_in, self.bytes_out + other.bytes_out,
             self.steps + other.steps, self.bound_s, self.algorithms + other.algorithms,
@@ -96,7 +95,7 @@ def predict(
     micro_steps: int = 1,
     own_operation: bool = False,
 ) -> Prediction:
-    """What a step exchanges, a vector of size_bytes as it travels. Arguments and errors are message_schedule's.
+    """Predict one step's exchange of a vector of size_bytes as it travels. Arguments and errors: message_schedule's.
 
     A dedicated server changes nothing here: it takes part in every call, as the other ranks do.
     """
@@ -107,7 +106,7 @@ def predict(
 
 
 def predict_rows(messages: SparseMessages, cluster: Cluster, rows: Rows, library: str = "mpich") -> Prediction:
-    """Of looked-up rows that travel apart from their table."""
+    """Predict the exchange of a sparse embedding gradient that travels apart from the vector."""
     stages = messages(np.asarray(cluster.placement), rows) if len(cluster.placement) > 1 else []
     return _prediction(stages, cluster, library, 0.0, [])
 
@@ -119,13 +118,13 @@ def _prediction(stages, cluster: Cluster, library: str, bound_s: float, algorith
 
 
 def lower_bound_s(cluster: Cluster, size_bytes: int) -> float:
-    """2 (M-1)/M D/B: every node takes in and sends out that much in an allreduce without help from the switch."""
+    """Return 2 (M-1)/M D/B: what every node must send and receive in an allreduce without switch support."""
     slowest = min(np.min(cluster.rate_in), np.min(cluster.rate_out))
     return float(2 * (cluster.nodes - 1) / cluster.nodes * size_bytes / slowest)
 
 
 def exchange_seconds(stages: list[Stage], cluster: Cluster, library: str) -> float:
-    """All stages: those between two that hold all ranks together are replayed. library: whose protocols they use."""
+    """Return the seconds of all stages, and replay those that are not all_together. library: gives the protocols."""
     ranks = len(cluster.placement)
     if ranks * sum(len(stage.size) for stage in stages if not stage.all_together) > MOST_REPLAYED:
         return float(sum(stage_seconds(stage, cluster) for stage in stages))
@@ -141,8 +140,8 @@ def exchange_seconds(stages: list[Stage], cluster: Cluster, library: str) -> flo
 
 
 def links_of(cluster: Cluster, library: str, least_queue_bytes: float = 0.0) -> Links:
-    """What messages of the library travel over. least_queue_bytes: where there are too many to be served as finely as
-    the cluster's ports do."""
+    """Return the cluster's links with the library's protocols. least_queue_bytes: raises the cluster's queue_bytes, to
+    replay many bytes more coarsely."""
     return Links(
         np.asarray(cluster.placement), cluster.port_seconds(cluster.rate_in), cluster.port_seconds(cluster.rate_out),
         cluster.latency_s, 1 / cluster.local_rate, 1 / cluster.local_reduce_rate, 1 / cluster.add_rate,
@@ -151,7 +150,7 @@ def links_of(cluster: Cluster, library: str, least_queue_bytes: float = 0.0) -> 
 
 
 def stage_seconds(stage: Stage, cluster: Cluster) -> float:
-    """All messages of one stage, its repeats included, every rank at it from its start to its end."""
+    """Return the seconds of one stage with its repeats, if all ranks begin and end it together."""
     nodes = np.asarray(cluster.placement)
     sizes = stage.size * (nodes[stage.source] != nodes[stage.destination])
     in_s, out_s = cluster.port_seconds(cluster.rate_in), cluster.port_seconds(cluster.rate_out)
@@ -167,7 +166,7 @@ def stage_seconds(stage: Stage, cluster: Cluster) -> float:
 
 
 def beside_ports(stage: Stage, cluster: Cluster) -> tuple[float, float]:
-    """(seconds that the stage takes at least, inside nodes and to add; seconds on top of what its ports need)."""
+    """Return (the stage's least seconds, for moving inside nodes and adding; seconds to add to its ports' time)."""
     nodes = np.asarray(cluster.placement)
     crosses = nodes[stage.source] != nodes[stage.destination]
     local_rate = cluster.local_reduce_rate if stage.added else cluster.local_rate

@@ -1,14 +1,14 @@
-"""Seconds and bytes of a step where ranks share models: parts of tensors, stages of a pipeline, copies of it all.
+"""Seconds and bytes of a step where ranks share models: tensor-parallel shards, pipeline stages, replicas.
 
-A micro-step takes a stage tau seconds, forward and backward, its sums over parts included; there are m of them. A hop
-is a message from a stage to the next. Where hops are short beside tau a step lasts
+A microbatch takes a stage tau seconds, forward and backward, its sums over shards included; there are m microbatches
+and p stages. A hop is a message from a stage to the next. Where hops are short beside tau, a step lasts
 
-    (m - 1) max tau + sum tau + 2 (p - 1) hop + the exchange of the copies
+    (m - 1) max tau + sum tau + 2 (p - 1) hop + the exchange of the replicas
 
-(Huang et al. 2019, Narayanan et al. 2021). `simulate` goes through the stages' own lists of actions, and knows three
-things more: under 1F1B a long stage that is not the last waits less, as it has other micro-steps to go on with; with so
-few under way, hops show in each of them; and the head, which travels between the first stage and the last, may be late.
-"""
+(Huang et al. 2019, Narayanan et al. 2021). `simulate` follows each stage's list of actions, and models three more
+effects: under 1F1B a long stage that is not the last waits less, as it has other microbatches to work on; with few
+microbatches under way, each of them shows its hops; and the head, which travels between the first stage and the last,
+may be late."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,15 +19,15 @@ import numpy as np
 
 from dist.cost.model import Cluster
 
-Plan = Sequence[tuple[str, int]]  # of a stage: ("forward" or "backward", number of the micro-step), in order
+Plan = Sequence[tuple[str, int]]  # of a stage: ("forward" or "backward", number of the microbatch), in order
 
 
 @dataclass(frozen=True)
 class Head:
-    """The token embedding, which the first stage lends to the last, and its gradient, which comes back.
+    """The token embedding, which the first stage sends to the last, and its gradient, which comes back.
 
-    message_s: that either takes; share: of the last stage's computing that the head is, after its layers in forward and
-    before them in backward.
+    message_s: time of either message; share: part of the last stage's computing that the head takes, after its layers
+    in forward and before them in backward.
     """
 
     message_s: float = 0.0
@@ -37,9 +37,9 @@ class Head:
 def simulate(
     plans: Sequence[Plan], forward_s: Sequence[float], backward_s: Sequence[float], hop_s: float = 0.0, head=Head()
 ) -> list[float]:
-    """When each stage has made all its actions, in seconds. forward_s, backward_s: of each stage.
+    """Return when each stage has done all its actions, in seconds. forward_s, backward_s: of each stage.
 
-    An action begins when the stage is free and, a hop after it was made, its input is there. Sending takes no time. The
+    An action begins when the stage is free and its input is there, a hop after it was made. Sending takes no time. The
     head leaves at the start, and its gradient in the last backward of all. ValueError: the stages wait in a circle.
     """
     ends, free, turns = {}, [0.0] * len(plans), [0] * len(plans)
@@ -66,7 +66,7 @@ def simulate(
 
 
 def _input_s(ends: dict, action: str, index: int, stage: int, stages: int, hop_s: float) -> float | None:
-    """When the input of an action is there; None if it has not been made."""
+    """Return when the input of an action is there; None if it has not been made."""
     if action == "backward" and ("forward", index, stage) not in ends:
         return None
     source = stage - 1 if action == "forward" else stage + 1
@@ -76,11 +76,11 @@ def _input_s(ends: dict, action: str, index: int, stage: int, stages: int, hop_s
     return None if made_s is None else made_s + hop_s
 
 
-# Bytes. rows: of a micro-step's activations, 4 B T C.
+# Bytes. rows: bytes of a microbatch's activations, 4 B T C.
 
 
 def tensor_bytes(parts: int, rows: int, layers: int, is_first: bool, is_last: bool) -> float:
-    """That a rank sends in a micro-step for sums over parts: an all-reduce of the rows sends 2 (t-1)/t of them.
+    """Return the bytes a rank sends per microbatch for sums over shards: an allreduce sends 2 (t-1)/t of its rows.
 
     A layer takes four, two in forward and two in backward; the embedding one in forward, the head one in backward.
     """
@@ -88,20 +88,20 @@ def tensor_bytes(parts: int, rows: int, layers: int, is_first: bool, is_last: bo
 
 
 def pipeline_bytes(stages: int, rows: int, micro_steps: int) -> int:
-    """That all parts of one copy send in a step: at each boundary the rows go down, and their gradients up."""
+    """Return the bytes a replica sends per step between stages: rows down, and their gradients up."""
     return 2 * (stages - 1) * micro_steps * rows
 
 
 def head_bytes(stages: int, embedding: int) -> int:
-    """That all parts of one copy send in a step for the head. embedding: bytes of the token embedding."""
+    """Return the bytes a replica sends per step for the head. embedding: bytes of the token embedding."""
     return 2 * embedding if stages > 1 else 0
 
 
 @dataclass(frozen=True)
 class Seats:
-    """Who sits where, as dist/mesh.py places ranks. cluster: of all ranks.
+    """The place of every rank in the mesh of dist/mesh.py. cluster: of all ranks.
 
-    ValueError where the ranks do not divide so.
+    ValueError if the ranks do not divide into shards and stages.
     """
 
     cluster: Cluster
@@ -118,9 +118,9 @@ class Seats:
 
     @cached_property
     def nodes(self) -> np.ndarray:
-        """The node of each rank, (stages, copies, parts)."""
+        """The node of each rank, (stages, replicas, shards)."""
         nodes = np.asarray(self.cluster.placement)
-        nodes = np.sort(nodes) if self.parts * self.stages > 1 else nodes  # copies alone stay in the job's order
+        nodes = np.sort(nodes) if self.parts * self.stages > 1 else nodes  # replicas alone stay in the job's order
         return nodes.reshape(self.stages, -1, self.parts)
 
     @property
@@ -128,7 +128,7 @@ class Seats:
         return self.nodes.shape[1]
 
     def data_cluster(self, stage: int, part: int) -> Cluster:
-        """The ranks that hold the same piece, on ports that they share with the other pieces' that cross them."""
+        """Return the ranks that hold one model shard, with their part of the ports that several shards' ranks use."""
         here, placement = np.unique(self.nodes[stage, :, part], return_inverse=True)
         rate_in, rate_out = (
             np.broadcast_to(np.asarray(rate, float), self.cluster.nodes)[here] / self._groups[here]
@@ -138,7 +138,7 @@ class Seats:
 
     @cached_property
     def _groups(self) -> np.ndarray:
-        """(nodes,): how many groups of ranks that hold the same piece cross the port of each, or 1."""
+        """(nodes,): how many model shards are exchanged through the port of each node, at least 1."""
         crossing = np.zeros(self.cluster.nodes)
         for group in self.nodes.transpose(0, 2, 1).reshape(-1, self.copies):
             own = np.unique(group)
@@ -146,18 +146,18 @@ class Seats:
         return np.maximum(crossing, 1)
 
     def hop_s(self, rows: int) -> float:
-        """Of rows (bytes) at the slowest boundary, each part sending its share of them."""
+        """Return the seconds of rows (bytes) at the slowest boundary; each tp rank sends its share of them."""
         return max((self._between_s(*pair, rows / self.parts) for pair in pairwise(self.nodes)), default=0.0)
 
     def head_s(self, embedding: int) -> float:
-        """Of the token embedding (bytes) between the first stage and the last, each part sending its share."""
+        """Return the seconds of the token embedding (bytes) from the first stage to the last, in shares."""
         return self._between_s(self.nodes[0], self.nodes[-1], embedding / self.parts) if self.stages > 1 else 0.0
 
     def _between_s(self, upper: np.ndarray, lower: np.ndarray, share: float) -> float:
-        """Of messages of `share` bytes from each rank of a stage to its like of another, or back: the longer of both.
+        """Return the seconds of `share` bytes from each rank of a stage to its peer in another, or back: the longer
+        way.
 
-        All copies and parts send at once, through the ports that they share.
-        """
+        All replicas and shards send at once, through the ports that they share."""
         crosses, local_s = (upper != lower).ravel(), share / self.cluster.local_rate
         if not crosses.any():
             return local_s
@@ -171,8 +171,8 @@ class Seats:
         return [self.cluster.port_seconds(rate) for rate in (self.cluster.rate_out, self.cluster.rate_in)]
 
     def ports_s(self, rows: int) -> float:
-        """Seconds that the busiest port needs for the messages between stages of one micro-step, each way."""
+        """Return the seconds the busiest port needs for one microbatch's messages between stages, each way."""
         upper, lower = self.nodes[:-1].ravel(), self.nodes[1:].ravel()
-        ends = np.concatenate([upper[upper != lower], lower[upper != lower]])  # one message leaves each, one comes
+        ends = np.concatenate([upper[upper != lower], lower[upper != lower]])  # each sends one message and receives one
         messages = np.bincount(ends, minlength=self.cluster.nodes)
         return float((messages * np.maximum(*self._port_seconds)).max() * rows / self.parts)

@@ -11,17 +11,17 @@ import numpy as np
 from dist.cost.mpi_calls import MpiCall
 from dist.cost.stages import Stage, doublings, stage
 
-# UCX sends a vector of less than this at once, into buffers of the receiver. A larger one waits until the receiver
-# answers. Seen over TCP at 400 Mbit/s: a Send to a rank that slept came back at once up to 3 MB under MPICH 5.0.2 and
-# waited from 4 MB on; under Open MPI 5.0.11 it waited from 128 KB on.
+# UCX sends a smaller vector at once, into buffers of the receiver. A larger one waits until the receiver answers.
+# Measured over TCP at 400 Mbit/s: a Send to a sleeping rank returned at once up to 3 MB under MPICH 5.0.2 and waited
+# from 4 MB on; under Open MPI 5.0.11 it waited from 128 KB on.
 RENDEZVOUS_BYTES = {"mpich": 3_500_000, "openmpi": 100_000}
-MOST_ROUNDS = 64  # of a ring that are looked at one by one
+MOST_ROUNDS = 64  # of a ring that are modelled one by one
 
 
 def ring_reduce_scatter(members, blocks) -> list[Stage]:
-    """Each member sends every block but its own; its own arrives last, as the sum of all.
+    """Reduce-scatter around a ring: each member sends every block but its own, which arrives last, as the sum of all.
 
-    In segments, so that a segment is added while the next one comes.
+    Blocks travel in segments, so a member adds a segment while the next one arrives.
     """
     sent = blocks.sum() - blocks
     steps = max(len(members) - 1, 1)
@@ -29,15 +29,15 @@ def ring_reduce_scatter(members, blocks) -> list[Stage]:
 
 
 def ring_all_gather(members, blocks) -> list[Stage]:
-    """Each member passes on every block but that of its right neighbour, in segments."""
+    """Gather around a ring: each member passes on every block but its right neighbour's, in segments."""
     sent = blocks.sum() - np.roll(blocks, -1)
     return [stage(members, np.roll(members, -1), sent, steps=max(len(members) - 1, 1), all_together=True)]
 
 
 def ring_rounds(members, blocks) -> list[Stage]:
-    """The all-gather as the libraries do it: in each round everybody passes on the block that came in the one before.
+    """Gather around a ring as the libraries do: each round, every member passes on the block it received last.
 
-    The rounds are alike: of more than MOST_ROUNDS, one stage stands for all.
+    The rounds are alike: beyond MOST_ROUNDS, one stage stands for all.
     """
     count = len(members)
     if count > MOST_ROUNDS:
@@ -57,19 +57,19 @@ def linear_bcast(call: MpiCall) -> list[Stage]:
 
 
 def linear_scatter(call: MpiCall) -> list[Stage]:
-    """One blocking send after another, in the order of the members (coll_base_scatter.c, basic_linear)."""
+    """Send one block after another, in the order of the members (coll_base_scatter.c, basic_linear)."""
     others = np.delete(call.members, call.root)
     return [stage(call.members[call.root], other, call.block) for other in others]
 
 
 def chain_reduce(call: MpiCall) -> list[Stage]:
-    """One after another, from the last to the root, not cut into segments."""
+    """Reduce along the chain from the last member to the root, without segments."""
     order = call.from_root
     return [stage(order[place], order[place - 1], call.size, added=call.size) for place in range(call.count - 1, 0, -1)]
 
 
 def binomial_reduce(call: MpiCall) -> list[Stage]:
-    """log2 rounds; in round k the members at odd multiples of 2^k from the root send everything and leave."""
+    """Reduce in log2 rounds; in round k the members at odd multiples of 2^k from the root send all and leave."""
     order, stages = call.from_root, []
     for distance in doublings(call.count):
         senders = np.arange(distance, call.count, 2 * distance)
@@ -78,7 +78,7 @@ def binomial_reduce(call: MpiCall) -> list[Stage]:
 
 
 def doubling_bcast(call: MpiCall) -> list[Stage]:
-    """libnbc's binomial tree, grown the other way: in round k the 2^k members that have it send it 2^k further.
+    """Broadcast by libnbc's binomial tree: in round k the 2^k members that have the vector send it 2^k further.
 
     The root and the first member change places, the others keep theirs (nbc_ibcast.c).
     """
@@ -91,20 +91,20 @@ def doubling_bcast(call: MpiCall) -> list[Stage]:
 
 
 def scattered_bcast(call: MpiCall, gather) -> list[Stage]:
-    """van de Geijn's: blocks scattered down a binomial tree, then gathered.
+    """Broadcast as van de Geijn: scatter blocks down a binomial tree, then gather them.
 
     gather(members, blocks): ring_rounds, or doubling_all_gather for a power of two of members.
     """
     order, block = call.from_root, -(-call.size // call.count)
-    blocks = np.clip(call.size - block * np.arange(call.count), 0, block)  # alike, until nothing is left
+    blocks = np.clip(call.size - block * np.arange(call.count), 0, block)  # equal blocks, until the vector ends
     return binomial_scatter(order, blocks) + gather(order, blocks)
 
 
 def binomial_scatter(order, blocks) -> list[Stage]:
-    """From the first member; whoever receives for others passes on their half, the farthest first.
+    """Scatter from the first member: each sender passes on half of its blocks at a time, to the farthest receiver
+    first.
 
-    A stage is one distance, because a rank sends to one receiver after another.
-    """
+    A stage is one distance, because a rank sends to one receiver after another."""
     edges = np.concatenate([[0], np.cumsum(blocks)])
     receivers = np.arange(1, len(order))
     distance = receivers & -receivers
@@ -114,11 +114,11 @@ def binomial_scatter(order, blocks) -> list[Stage]:
 
 
 def pairwise_reduce_scatter(call: MpiCall) -> list[Stage]:
-    """In round i each member sends its block to the i-th member after it.
+    """Reduce-scatter pairwise: in round i each member sends a block to the i-th member after it.
 
-    Where many ranks are placed node by node, the rounds in which no message stays inside a node are alike. They stand
-    as one stage that is repeated. Half way round, two members exchange with each other; in all other rounds a member
-    sends one way and receives from the other.
+    Where many ranks are placed node by node, the rounds in which no message stays inside a node are alike. One repeated
+    stage stands for them. Half way round, two members exchange with each other; in all other rounds a member sends to
+    one and receives from another.
     """
     members, count = call.members, call.count
     widest = int(call.group.ranks_per_node.max())
@@ -134,7 +134,7 @@ def pairwise_reduce_scatter(call: MpiCall) -> list[Stage]:
 
 
 def doubling_all_gather(members, blocks, library="mpich") -> list[Stage]:
-    """Pairs at growing distance exchange what they have; for a power of two of members."""
+    """Gather in pairs at growing distance that exchange all their blocks; for a power of two of members."""
     edges = np.concatenate([[0], np.cumsum(blocks)])
     index, stages = np.arange(len(members)), []
     for distance in doublings(len(members)):
@@ -146,7 +146,7 @@ def doubling_all_gather(members, blocks, library="mpich") -> list[Stage]:
 
 
 def bruck_all_gather(call: MpiCall) -> list[Stage]:
-    """In round k everybody sends what it has 2^k members back, the last round only what is missing."""
+    """Gather by Bruck: in round k all send their blocks 2^k members back, in the last round only the missing ones."""
     return [
         stage(call.members, np.roll(call.members, distance), call.block * min(distance, call.count - distance))
         for distance in doublings(call.count)
@@ -154,7 +154,7 @@ def bruck_all_gather(call: MpiCall) -> list[Stage]:
 
 
 def doubling_allreduce(call: MpiCall) -> list[Stage]:
-    """Recursive doubling of whole vectors; members beyond a power of two are folded into others and served last."""
+    """Sum by recursive doubling of whole vectors. Members beyond a power of two are folded, and served last."""
     size, (core, fold) = call.size, folded(call.members, keep=1)
     index, apart = np.arange(len(core)), len(fold) > 0
     before = [stage(fold[:, 0], fold[:, 1], size, added=size)] if len(fold) else []
@@ -164,9 +164,9 @@ def doubling_allreduce(call: MpiCall) -> list[Stage]:
 
 
 def folded(members, keep) -> tuple[np.ndarray, np.ndarray]:
-    """(the members that stay, a power of two of them; pairs of (folded away, its partner), (K, 2)).
+    """Return (the members that stay, a power of two; pairs of (folded member, its partner), (K, 2)).
 
-    The first 2 K members are the pairs of neighbours. keep: which of a pair stays, the first (0) or the second (1).
+    The first 2 K members are pairs of neighbours. keep: which of a pair stays, the first (0) or the second (1).
     """
     rest = len(members) - (1 << (len(members).bit_length() - 1))
     pairs = members[: 2 * rest].reshape(rest, 2)

@@ -1,4 +1,4 @@
-"""One call of an MPI collective, with what a library looks at when it picks an algorithm for it."""
+"""One call of an MPI collective, with the properties that decide which algorithm a library picks."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +11,7 @@ class CallGroup:
     """A communicator. A place is an index into its members."""
 
     members: np.ndarray  # ranks in the communicator's order, int64 (count,)
-    nodes: np.ndarray  # where each of them sits, (count,)
+    nodes: np.ndarray  # the node of each member, (count,)
 
     @property
     def count(self) -> int:
@@ -23,7 +23,7 @@ class CallGroup:
 
     @cached_property
     def leader_places(self) -> np.ndarray:
-        """Places of each node's first member, in their order."""
+        """Places of each node's first member, in ascending order."""
         return np.sort(np.unique(self.nodes, return_index=True)[1])
 
     @cached_property
@@ -44,7 +44,7 @@ class CallGroup:
 
 @dataclass(frozen=True)
 class MpiCall:
-    """A collective of a communicator on a vector."""
+    """A collective call on a vector."""
 
     library: str  # "mpich" or "openmpi"
     collective: str  # "reduce", "bcast", "ireduce", "ibcast", "allreduce", "reduce_scatter_block" or "allgather"
@@ -53,7 +53,7 @@ class MpiCall:
     item: int  # bytes of one element
     root: int = 0  # its place in the group
     built_in: bool = True  # whether it adds by MPI's own sum
-    after_node_sums: bool = False  # members are leaders, each of which comes when the sum inside its node is done
+    after_node_sums: bool = False  # members are leaders, each of which begins after the sum inside its node
 
     @property
     def members(self) -> np.ndarray:
@@ -83,12 +83,12 @@ class MpiCall:
 
     @property
     def few_elements(self) -> bool:
-        """Fewer than the ranks that would each get a block: the largest power of two of the members."""
+        """Whether there are fewer elements than blocks: one for each of the largest power of two of members."""
         return self.size // self.item < 1 << (self.count.bit_length() - 1)
 
     @property
     def shares_nodes(self) -> bool:
-        """Several nodes, and several ranks on one of them: what libraries treat node by node."""
+        """Whether there are several nodes, one of them with several ranks: libraries then go node by node."""
         return 1 < len(self.group.ranks_per_node) < self.count
 
     @property
@@ -101,5 +101,5 @@ class MpiCall:
         return int(np.flatnonzero(self.group.leaders.nodes == self.group.nodes[self.root])[0])
 
     def among_leaders(self, root: int = 0) -> "MpiCall":
-        """The same call, one rank a node; root: its place among the leaders."""
+        """Return the same call among the nodes' leaders. root: its place among them."""
         return replace(self, group=self.group.leaders, root=root)

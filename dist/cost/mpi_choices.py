@@ -1,10 +1,10 @@
-"""Which algorithm an MPI library picks for a collective: the defaults of MPICH 5.0 and Open MPI 5.0.
+"""The algorithms MPI libraries pick for collectives: the defaults of MPICH 5.0 and Open MPI 5.0.
 
-CHOICES is the table. For a library and a collective, the first line whose condition holds is the answer. Each line
-cites where it was read in the library's sources. Algorithm None: a choice that is not modelled. A site's settings and
-other builds may choose otherwise.
+CHOICES is the table. For a library and a collective, the first line whose condition holds applies. Each line cites its
+place in the library's sources. Algorithm None: a choice that is not modelled. A site's settings and other builds may
+choose otherwise.
 
-`counted` lines were confirmed by the counters of every port, under MPICH 5.0.2 or Open MPI 5.0.11, both over UCX and
+The counters of every port confirmed the lines marked `counted`, under MPICH 5.0.2 or Open MPI 5.0.11, both over UCX and
 TCP: vectors of 8 MB on 3, 4 and 5 virtual hosts, with 1 rank each and with 2 (the fifth host 1).
 """
 
@@ -26,7 +26,7 @@ HAN = "ompi/mca/coll/han (priority 35, tuned's is 30)"
 
 
 class UnknownChoice(ValueError):
-    """What the library does in this case is not known, or not modelled."""
+    """The library's algorithm for a call is not known, or not modelled."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Option:
 
     condition: Callable[[MpiCall], bool]
     algorithm: str | None
-    source: str  # where it was read
+    source: str  # file of the library that says so
     counted: bool = False  # confirmed by the ports' counters
 
 
@@ -71,7 +71,7 @@ CHOICES = {
         Option(otherwise, "scatter-ring", MPICH, counted=True),
     ],
     ("mpich", "allreduce"): [
-        # The source has leaders only up to 32 KiB; 5.0.2 sums among leaders at 8 MB too, say the counters.
+        # The source uses leaders only up to 32 KiB, but the counters show that 5.0.2 also does at 8 MB.
         Option(lambda call: call.shares_nodes, "smp", CH4, counted=True),
         Option(lambda call: call.size <= 8 or call.few_elements or not call.built_in, "doubling", MPICH),
         Option(otherwise, "rabenseifner", MPICH, counted=True),
@@ -96,7 +96,7 @@ CHOICES = {
     ],
     ("openmpi", "bcast"): [
         Option(lambda call: call.nodes_alike, "han", HAN, counted=True),
-        # A binary tree, which of 3 is the root and two children.
+        # A binary tree: with 3 members, the root and two children.
         Option(lambda call: call.count < 4 and call.size >= 1 << 20, "linear", TUNED, counted=True),
         Option(lambda call: 4 <= call.count < 8 and call.size >= 1 << 20, "chain", TUNED, counted=True),
         Option(lambda call: 4 <= call.count < 8 and call.size >= 8192, "linear", TUNED),
@@ -138,12 +138,12 @@ LIBRARIES = ("mpich", "openmpi")
 
 
 def library_key(name: str) -> str:
-    """Which of LIBRARIES the library is that calls itself so: "Open MPI v5.0.11" is "openmpi", all others "mpich"."""
+    """Return the key in LIBRARIES of a library's own name: "openmpi" for "Open MPI v5.0.11", "mpich" for all others."""
     return "openmpi" if mpi_family(name) == OPEN_MPI else "mpich"
 
 
 def resolve(call: MpiCall) -> tuple[list[Stage], list[str]]:
-    """(what the library sends for this call, the names of the algorithms). UnknownChoice if it is not known."""
+    """Return (the call's stages, the names of its algorithms). UnknownChoice if the library's choice is not known."""
     choice = next(choice for choice in CHOICES[call.library, call.collective] if choice.condition(call))
     name = f"{call.collective} {choice.algorithm}"
     if choice.algorithm is None:
@@ -157,7 +157,7 @@ def resolve(call: MpiCall) -> tuple[list[Stage], list[str]]:
     if choice.algorithm == "reduce-scatter":
         stages, names = resolve(replace(call, collective="reduce"))
         return stages + flat.linear_scatter(call), [name, *names]
-    return ALGORITHMS[name.removeprefix("i")](call), [name]  # calls that do not wait have the same
+    return ALGORITHMS[name.removeprefix("i")](call), [name]  # nonblocking calls use the same
 
 
 ALGORITHMS = {

@@ -1,45 +1,45 @@
-"""What messages travel over: links, and the nodes' ports, of which each message under way gets a part.
+"""Links and the nodes' ports, whose bandwidth is allocated to the messages under way.
 
-A port serves what came first, as a queue of packets does. But no more of one message than the queue holds: then the
-sender has to wait for room, and its message stands behind what others have sent meanwhile.
+A port serves messages in the order of arrival, as a queue of packets does. But the queue holds only so many bytes of
+one message: then the sender waits for room, and the rest goes behind what others have sent in the meantime.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-A_MOMENT_S = 1e-9  # what would end in so short a time has ended: sums of times are not exact
+A_MOMENT_S = 1e-9  # a message this close to its end has ended: sums of times are not exact
 
 
 @dataclass(frozen=True)
 class Links:
-    """What messages travel over."""
+    """The rates and protocols of the links that messages travel over."""
 
     nodes: np.ndarray  # the node of each rank, (ranks,)
     in_s: np.ndarray  # seconds a byte takes into each node, (nodes,)
     out_s: np.ndarray  # and out of it
     latency_s: float  # of one message between nodes
     local_s: float  # seconds a byte takes inside a node
-    local_added_s: float  # the same where it is added to another
+    local_added_s: float  # the same if the receiver adds it
     add_s: float  # seconds to add a byte that came over the network
     rendezvous_bytes: int  # the smallest message that waits for its receiver
-    queue_bytes: float  # of one message, what a port's queue holds
+    queue_bytes: float  # bytes of one message that a port's queue holds
     one_connection: bool  # both directions between two ranks share one TCP connection
 
 
 @dataclass(eq=False, slots=True)
 class Transfer:
-    """A message on its way through two ports, numbered as PortShares.capacity is."""
+    """A message on its way through two ports, which are indices into PortShares.capacity."""
 
     message: object
     ports: tuple[int, int]
     left: float  # bytes
-    in_queue: float = 0.0  # of these, bytes that move before it has to queue again
+    in_queue: float = 0.0  # bytes of these that move before it has to queue again
     rate: float = 0.0  # bytes/s
 
 
 class PortShares:
-    """Messages under way at once, and what each gets of the nodes' ports. `moving`: in the order of their service.
+    """The messages under way and the bandwidth of each. `moving`: in the order of their service.
 
     in_s, out_s: seconds a byte takes through each node's port, (nodes,); queue_bytes: what a port's queue holds.
     """
@@ -50,7 +50,7 @@ class PortShares:
         self.moving: list[Transfer] = []
 
     def add(self, message, size: int, source_node: int, destination_node: int) -> None:
-        """`size` bytes begin to move; `message` says whose they are."""
+        """Start to move `size` bytes. `advance` returns `message` when they have arrived."""
         self._queue(Transfer(message, (int(destination_node), self.nodes + int(source_node)), size))
         self._share()
 
@@ -59,7 +59,7 @@ class PortShares:
         self.moving.append(transfer)
 
     def _share(self) -> None:
-        """Give each message what those before it leave of both its ports."""
+        """Allocate to each message the bandwidth that earlier messages left on its two ports."""
         free = list(self.capacity)
         for transfer in self.moving:
             one, other = transfer.ports
@@ -68,11 +68,11 @@ class PortShares:
             free[other] -= transfer.rate
 
     def seconds_to_next_end(self) -> float:
-        """Until a message has arrived or has to queue again; infinite if there is none."""
+        """Return the seconds until a message arrives or has to queue again; infinity if none moves."""
         return min((transfer.in_queue / transfer.rate for transfer in self.moving if transfer.rate), default=np.inf)
 
     def advance(self, seconds: float) -> list:
-        """Let so much time pass, at most until the next end; return the messages that arrive then."""
+        """Advance by `seconds`, at most to the next end; return the messages that arrive then."""
         through, still = [], []
         for transfer in self.moving:
             transfer.left -= transfer.rate * seconds

@@ -1,4 +1,4 @@
-"""Rabenseifner's reduce and allreduce: recursive halving, then a gather, or halving backwards.
+"""Rabenseifner's reduce and allreduce: recursive halving, then a gather to the root, or halving in reverse.
 
 Members beyond a power of two are folded into a neighbour first. MPICH folds whole vectors
 (src/mpi/coll/reduce/reduce_intra_reduce_scatter_gather.c, allreduce_intra_reduce_scatter_allgather.c). Open MPI lets
@@ -16,20 +16,20 @@ from dist.cost.stages import Stage, doublings, stage
 
 
 def rabenseifner_reduce(call: MpiCall) -> list[Stage]:
-    """To the root."""
+    """Reduce to the root: recursive halving, then a binomial gather."""
     core, fold = folded(call.members, keep=0)
     out_of_step = pairs_apart(call, len(fold) > 0, in_step=0 if call.after_node_sums else 1)
     stages, first, edges = halving(core, call, out_of_step)
     stages = fold_stages(fold, call) + stages
     target = call.members[call.root]
-    if target not in core:  # the first of all hands its block to the root, which takes its place
+    if target not in core:  # the first core member hands its block to the root, which takes its place
         stages.append(stage(core[0], target, edges[1]))
         core = np.concatenate([[target], core[1:]])
     return stages + binomial_gather(core, int(np.flatnonzero(core == target)[0]), first, edges)
 
 
 def rabenseifner_allreduce(call: MpiCall) -> list[Stage]:
-    """To everybody: the exchanges of halving go back in the opposite order."""
+    """Sum on all members: recursive halving, then the same exchanges in reverse order."""
     core, fold = folded(call.members, keep=0 if call.library == "openmpi" else 1)
     stages, *_ = halving(core, call, pairs_apart(call, len(fold) > 0))
     out_of_step = pairs_apart(call, len(fold) > 0, gathering=True)
@@ -42,12 +42,12 @@ def rabenseifner_allreduce(call: MpiCall) -> list[Stage]:
 
 
 def pairs_apart(call: MpiCall, fold: bool, gathering: bool = False, in_step: int = 1) -> Callable[[int, int], bool]:
-    """A function (number of the exchange, bytes each way) -> whether the two of a pair begin it at different times.
+    """Return a function (number of the exchange, bytes each way) -> whether a pair begins it at different times.
 
-    The rules are what was measured:
-    - A vector that is sent at once holds nobody up.
-    - Else, under Open MPI, pairs are always out of step.
-    - Under MPICH a fold holds up half of the pairs, until they have waited for each other in halving.
+    The rules come from measurements:
+    - A vector that is sent at once delays nobody.
+    - Otherwise, under Open MPI, pairs are always out of step.
+    - Under MPICH a fold delays half of the pairs, until they have waited for each other in halving.
     - Without a fold the first `in_step` exchanges are in step. Then adding drives the pairs apart, but only in halving,
       and only where a message is so large that it waits for its receiver.
     """
@@ -62,7 +62,7 @@ def pairs_apart(call: MpiCall, fold: bool, gathering: bool = False, in_step: int
 
 
 def fold_stages(fold: np.ndarray, call: MpiCall) -> list[Stage]:
-    """Vectors of the members folded away, added to their partners'. fold: (K, 2), see mpi_algorithms.folded."""
+    """Add the vectors of the folded members to their partners'. fold: (K, 2), see mpi_algorithms.folded."""
     size = call.size
     if not len(fold):
         return []
@@ -76,10 +76,10 @@ def fold_stages(fold: np.ndarray, call: MpiCall) -> list[Stage]:
 
 
 def halving(core, call: MpiCall, out_of_step) -> tuple[list[Stage], np.ndarray, np.ndarray]:
-    """Reduce-scatter of a power of two of members, neighbours first, half of what is left each time.
+    """Reduce-scatter among a power of two of members, neighbours first, half of the rest each time.
 
     Returns the stages, the block each member ends with (its index with the bits reversed), and the blocks' edges in
-    bytes, (len(core)+1,). No edge cuts an element. out_of_step: as pairs_apart returns it.
+    bytes, (len(core)+1,). No edge cuts an element. out_of_step: made by pairs_apart.
     """
     count, index = len(core), np.arange(len(core))
     elements = call.size // call.item
@@ -99,7 +99,7 @@ def halving(core, call: MpiCall, out_of_step) -> tuple[list[Stage], np.ndarray, 
 
 
 def binomial_gather(core, root, first, edges) -> list[Stage]:
-    """Halving's blocks to the root: its partner of the last exchange first, with twice as much each time."""
+    """Gather halving's blocks on the root: partners of the last exchange first, twice as much each time."""
     stages, start, active = [], first.copy(), np.arange(len(core))
     for distance in reversed(doublings(len(core))):
         leaves = (active & distance) != (root & distance)

@@ -1,15 +1,15 @@
-"""Seconds of messages whose ranks wait for nobody but their partners: each moves when its two ends are ready.
+"""Replay messages between ranks: each message moves when its two ends are ready, and a rank waits only for partners.
 
-A rank has turns. In each it posts its ends of messages, waits for some of those that it has posted, and computes. So a
-rank may be in the next call of a collective while others are still in this one, or compute while what it sent is under
-way. A sum of the calls' times would not show that.
+A rank has turns. In each it posts its ends of messages, waits for some of the messages that it has posted, and
+computes. So a rank may be in the next call of a collective while others are still in the previous one, or compute while
+its messages are under way. A sum of the calls' times would not show that.
 
-How a message goes follows the protocols of UCX:
+Messages follow the protocols of UCX:
 - A small message is sent at once, and its sender goes on (eager).
-- A large one waits until both ends are there and the receiver has answered (rendezvous). It has left its sender when it
-  has arrived, or at once if the socket takes it in.
+- A large one waits until both ends are posted and the receiver has answered (rendezvous). Its sender is done with it
+  when it has arrived, or at once if the socket takes it in.
 - Two ranks may exchange large messages over one TCP connection. The rank that begins first fills it with its data, and
-  its answer to the other's message stands in the queue behind them. So one direction waits for the other, unless both
+  its answer to the other's message is queued behind that data. So one direction waits for the other, unless both
   begin within a latency of each other. Measured on the virtual cluster: 4 MB each way took 82 ms in step, else 164 ms.
 """
 
@@ -21,50 +21,50 @@ from dataclasses import dataclass, field
 from dist.cost.ports import Links, PortShares
 from dist.cost.stages import Stage
 
-# What Linux takes from a sender into a TCP connection at once (tcp(7), tcp_wmem: 4 MiB, bookkeeping included). Under
-# Open MPI sends of 1.6 and 2 MB to a waiting receiver came back at once on the virtual cluster, of 2.7 MB they did not.
+# Bytes that Linux accepts at once into a TCP connection (tcp(7), tcp_wmem: 4 MiB, bookkeeping included). On the virtual
+# cluster, Open MPI's sends of 1.6 and 2 MB to a waiting receiver returned at once; sends of 2.7 MB did not.
 SOCKET_BYTES = 2_400_000
 
 
 @dataclass(eq=False, slots=True)
 class Message:
-    """A message and what has become of it so far."""
+    """A message and its state."""
 
     source: int
     destination: int
     size: int
     eager: bool
-    added: bool = False  # the receiver adds it to its own
+    added: bool = False  # the receiver adds it to its own data
     apart: bool = False  # stages.Stage.exchange_apart
-    joined: tuple[int, ...] = ()  # ranks beside the destination that need it, too, and read it there
-    posted: dict[int, float] = field(default_factory=dict)  # {rank: when it came to this message}, of its two ends
+    joined: tuple[int, ...] = ()  # ranks beside the destination that read it there, too
+    posted: dict[int, float] = field(default_factory=dict)  # {rank: when it posted its end}
     under_way: bool = False
-    has_left: bool = False  # its sender need not wait for it any more
+    has_left: bool = False  # the sender is done with it
     arrived: bool = False
-    was_taken: bool = False  # it has arrived, and its receiver was there
-    meeting: "SyncPoint | None" = None  # whose message it is; then nobody posts it
+    was_taken: bool = False  # it has arrived, and its receiver has posted its end
+    meeting: "SyncPoint | None" = None  # the meeting it belongs to; then no rank posts it
 
 
 @dataclass(eq=False, slots=True)
 class SyncPoint:
-    """What ranks do in step: when all `missing` have come, all messages move at once, and all go on when all is done.
+    """A step that ranks take together: when none is missing, all messages move, and all ranks go on when all is done.
 
-    messages: those through ports. least_s: how long it takes at least; after_s: what comes on top.
+    messages: those through ports. least_s: the least time that it takes; after_s: seconds on top.
     """
 
     missing: int
     messages: list[tuple[int, int, int]] = field(default_factory=list)  # (source, destination, bytes)
     least_s: float = 0.0
     after_s: float = 0.0
-    ranks: list[int] = field(default_factory=list)  # who has come
-    moving: int = 0  # messages that have not arrived
+    ranks: list[int] = field(default_factory=list)  # ranks that have come
+    moving: int = 0  # messages still under way
     began_s: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """What a rank does next: it posts its ends of `posts`, waits until it is done with `waits`, posted here or before,
-    and computes for `seconds`. Or it meets others, and nothing else."""
+    """One turn of a rank: it posts its ends of `posts`, waits until it is done with `waits`, posted here or before, and
+    computes for `seconds`. Or it takes part in `meeting`, and nothing else."""
 
     posts: list[Message] = field(default_factory=list)
     waits: list[Message] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Turn:
 
 
 def replay_seconds(stages: list[Stage], links: Links) -> float:
-    """When the last rank has done the last stage; all begin at once, and no stage is Stage.all_together."""
+    """Return when the last rank finishes the last stage. All ranks begin at once; no stage is all_together."""
     turns = [[] for _ in links.nodes]
     for stage in stages:
         for rank, turn in stage_turns(stage, links.rendezvous_bytes).items():
@@ -82,9 +82,9 @@ def replay_seconds(stages: list[Stage], links: Links) -> float:
 
 
 def stage_turns(stage: Stage, rendezvous_bytes: int, ranks: Iterable[int] | None = None) -> dict[int, Turn]:
-    """The turn of each rank that has messages in a stage: it posts those it receives first, and waits for all.
+    """Return the turn of each rank that has messages in a stage: post its receives, then its sends, and wait for all.
 
-    ranks: which ranks the stage's 0, 1, ... are, if others.
+    ranks: the ranks that the stage's 0, 1, ... stand for; None: the same numbers.
     """
     names = None if ranks is None else list(ranks)
     receives, sends = defaultdict(list), defaultdict(list)
@@ -101,25 +101,25 @@ def stage_turns(stage: Stage, rendezvous_bytes: int, ranks: Iterable[int] | None
 class Replay:
     """The ranks, each at its place in its turns, and the events to come. `now`: seconds since the beginning.
 
-    turns: of each rank, in order. ends_s: when each rank was through with its turns, None while it is not.
+    turns: of each rank, in order. ends_s: when each rank finished its turns; None if it has not.
     """
 
     def __init__(self, turns: list[list[Turn]], links: Links):
         ranks = len(links.nodes)
         self.links, self.now = links, 0.0
-        self.turns = [[] for _ in range(ranks)]  # to be popped: the last comes first
+        self.turns = [[] for _ in range(ranks)]  # in reverse order, to be popped
         self.present = [Turn() for _ in range(ranks)]
-        self.waiting = [set() for _ in range(ranks)]  # for which messages of its present turn
-        self.adding_s = [0.0] * ranks  # what the rank will take to add those that have arrived
+        self.waiting = [set() for _ in range(ranks)]  # messages of its present turn that the rank waits for
+        self.adding_s = [0.0] * ranks  # time the rank needs to add the arrived messages
         self.ends_s = [0.0] * ranks
-        self.queues = defaultdict(list)  # {pair of ranks: what waits for the pair's connection}
+        self.queues = defaultdict(list)  # {pair of ranks: messages on the pair's connection}
         # A heap of (time, number, function, its argument). Numbers keep events of the same time in their order.
         self.events, self.event_count = [], 0
         self.shares = PortShares(links.in_s, links.out_s, links.queue_bytes)
         self.add_turns(turns)
 
     def run(self) -> float:
-        """To the end. ValueError where ranks wait for one another for ever."""
+        """Process all events. ValueError if ranks wait for one another forever."""
         self.run_while(lambda: True)
         if waiting := sum(end_s is None for end_s in self.ends_s):
             raise ValueError(
@@ -129,11 +129,11 @@ class Replay:
         return self.now
 
     def run_while(self, holds: Callable[[], bool]) -> None:
-        """As long as something happens and `holds()`."""
+        """Process events until there are none, or until `holds()` is false."""
         while holds() and (self.events or self.shares.moving):
             event_s = self.events[0][0] if self.events else float("inf")
-            # Compared are the times from now, not the moments: late in a slow replay, `now` plus what a fast message
-            # still takes would round to `now`, and nothing would move for ever.
+            # Compare the times from now, not the points in time: late in a slow replay, `now` plus the time left of a
+            # fast message would round to `now`, and nothing would ever move.
             to_event_s, to_end_s = event_s - self.now, self.shares.seconds_to_next_end()
             ended = self.shares.advance(min(to_event_s, to_end_s))
             self.now = event_s if to_event_s <= to_end_s else self.now + to_end_s
@@ -144,7 +144,7 @@ class Replay:
                 what(subject)
 
     def add_turns(self, turns: list[list[Turn]]) -> None:
-        """What each rank does when it is through with its turns."""
+        """Append turns to those of each rank."""
         for rank, more in enumerate(turns):
             self.turns[rank] = more[::-1] + self.turns[rank]
             if self.ends_s[rank] is not None:
@@ -176,7 +176,7 @@ class Replay:
         self._later(self.adding_s[rank] + self.present[rank].seconds, self._next_turn, rank)
 
     def _over(self, rank: int, message: Message) -> None:
-        """The rank is done with the message, for which it may be waiting."""
+        """Note that the rank is done with the message; go on if it waits for no other."""
         if message in self.waiting[rank]:
             self.waiting[rank].remove(message)
             if not self.waiting[rank]:
@@ -214,7 +214,7 @@ class Replay:
                 self.shares.add(message, message.size, *nodes)
 
     def _holds_up(self, other: Message, message: Message) -> bool:
-        """Whether `message` waits for `other`, which came to their connection before it."""
+        """Return whether `message` waits for `other`, which was queued before it on their connection."""
         if other.source == message.source:
             return True
         if not self.links.one_connection or message.apart:

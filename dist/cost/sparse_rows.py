@@ -1,7 +1,7 @@
 """The size of a sparse embedding gradient, and the messages of its exchange (dist/host/sparse_exchange.py).
 
-Rows travel as float32 whatever the wire's format, each with its number, an int32. Owners are taken to be asked for
-equally many, as each has stretches all over the table. The few bytes that say how many rows follow are not counted.
+Rows travel as float32 whatever the wire's format, each with its number, an int32. The model asks all owners for equally
+many rows, as each owns stretches all over the table. It ignores the few bytes that announce the number of rows.
 """
 
 import math
@@ -14,12 +14,12 @@ from dist.cost.stages import Stage, stage
 
 ELEMENT_BYTES = ID_BYTES = 4
 MOST_MEMBERS = 256
-ASKING = 2  # messages that wait for one another: how many rows, and which; before the rounds of rows
+ASKING = 2  # dependent messages before the rounds of rows: how many rows, and which
 
 
 @dataclass(frozen=True)
 class Rows:
-    """How many different rows of `width` elements a step looks up: each rank (N,), each node (M,), and all together."""
+    """How many distinct rows of `width` elements a step uses: each rank (N,), each node (M,), and all ranks."""
 
     width: int
     of_ranks: tuple[int, ...]
@@ -28,14 +28,14 @@ class Rows:
 
     @property
     def row_bytes(self) -> int:
-        """Of a row with its number."""
+        """Bytes of a row with its number."""
         return ELEMENT_BYTES * self.width + ID_BYTES
 
     def on(self, placement, times: float = 1.0) -> "Rows":
-        """If a batch of so many times the size went to other ranks. placement: the node of each.
+        """Return the rows of a batch `times` as large on other ranks. placement: the node of each rank.
 
-        The different words of a text grow as a power of its length (Heaps 1978): which power, one rank's rows and all
-        ranks' tell. Where one rank had them all, the others are taken to have as many.
+        The distinct words of a text grow as a power of its length (Heaps 1978). One rank's rows and all ranks' rows
+        give the power. If they were counted on a single rank, all other ranks are assumed to use as many.
         """
         ranks, nodes = len(placement), np.bincount(placement)
         alone, before = float(np.mean(self.of_ranks)), len(self.of_ranks)
@@ -52,18 +52,18 @@ SparseMessages = Callable[[np.ndarray, Rows], list[Stage]]  # (the node of each 
 
 
 def rows_everywhere(placement: np.ndarray, rows: Rows) -> list[Stage]:
-    """Each rank's rows to their owners, ranks that add them up, and the sums to all."""
+    """Send each rank's rows to their owners, which add them, and the sums to all ranks."""
     return _everywhere(np.arange(len(placement)), np.array(rows.of_ranks), rows)
 
 
 def node_rows_everywhere(placement: np.ndarray, rows: Rows) -> list[Stage]:
-    """The same of each node's sums, among the nodes."""
+    """Send each node's sums to their owners, which add them, and the sums to all nodes."""
     return _everywhere(_leaders(placement), np.array(rows.of_nodes), rows)
 
 
 def node_rows_to_owners(placement: np.ndarray, rows: Rows) -> list[Stage]:
-    """Each node's sums to the nodes that own the rows; and after the update the rows of the next step, as many, are
-    asked for there, and come."""
+    """Send each node's sums to the nodes that own the rows. After the update each node asks the owners for the rows of
+    its next step, which are as many."""
     leaders, counts = _leaders(placement), np.array(rows.of_nodes)
     owners, asking, ids = _each_to_all(leaders, ID_BYTES * counts)
     *_, sizes = _each_to_all(leaders, ELEMENT_BYTES * rows.width * counts)
@@ -79,15 +79,15 @@ def _everywhere(members: np.ndarray, counts: np.ndarray, rows: Rows) -> list[Sta
 
 
 def _to_owners(members: np.ndarray, counts: np.ndarray, rows: Rows) -> Stage:
-    """counts: rows of each of the members, (len(members),)."""
+    """Send rows to their owners. counts: rows of each of the members, (len(members),)."""
     destination, source, size = _each_to_all(members, rows.row_bytes * counts)
     steps, added = ASKING + len(members) - 1, int(counts.mean() * rows.row_bytes)
     return stage(source, destination, size, steps=steps, added=added, all_together=True)
 
 
 def _each_to_all(members: np.ndarray, held: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(one, another, bytes) of pairs of members: of what the other holds (len(members),), the one's even share. Many
-    others are looked at as one that has all their shares."""
+    """Return (owners, holders, bytes) of all pairs: each owner has an even share of `held`, (len(members),). Beyond
+    MOST_MEMBERS one pair per holder stands for all, with the sum of their bytes."""
     count = len(members)
     if count > MOST_MEMBERS:
         return np.roll(members, count // 2), members, held * (count - 1) / count
@@ -95,5 +95,5 @@ def _each_to_all(members: np.ndarray, held: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _leaders(placement: np.ndarray) -> np.ndarray:
-    """The first rank of each node."""
+    """Return the first rank of each node."""
     return np.unique(placement, return_index=True)[1]

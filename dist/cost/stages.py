@@ -1,4 +1,4 @@
-"""What an exchange sends: stages one after another, each a set of messages that are under way together."""
+"""Stages of an exchange, one after another, each a set of messages that are under way together."""
 
 from dataclasses import dataclass
 
@@ -7,21 +7,21 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Stage:
-    """K messages under way at the same time. A stage of several dependent steps (a ring) holds the bytes of all."""
+    """K messages under way at the same time. A stage of dependent steps (a ring) holds the bytes of all steps."""
 
     source: np.ndarray  # ranks, int64 (K,)
     destination: np.ndarray
     size: np.ndarray  # bytes, int64 (K,)
     steps: int = 1  # messages that wait for one another
-    added: int = 0  # bytes that the busiest rank adds to its own when the messages have come, the wire idle
-    added_meanwhile: int = 0  # bytes that it adds while they come
-    exchange_apart: bool = False  # pairs exchange, and the two of a pair begin at different times: replay.py says more
+    added: int = 0  # bytes that the busiest rank adds after the messages have arrived, while the wire is idle
+    added_meanwhile: int = 0  # bytes that it adds while they arrive
+    exchange_apart: bool = False  # the two ranks of a pair begin their exchange at different times: see replay.py
     all_together: bool = False  # no rank is ahead of the others: a pipeline of segments, or a barrier
-    repeat: int = 1  # the stage happens so many times, with as many bytes each time
+    repeat: int = 1  # the stage happens this many times, with the same bytes each time
 
 
 def stage(source, destination, size, **properties) -> Stage:
-    """A Stage of array-likes, broadcast to one length; messages of nothing and to oneself are left out."""
+    """Make a Stage of array-likes, broadcast to one length; drop empty messages and messages to oneself."""
     arrays = np.broadcast_arrays(*(np.asarray(values, np.int64) for values in (source, destination, size)))
     source, destination, size = (np.atleast_1d(array) for array in arrays)
     sent = (size > 0) & (source != destination)
@@ -29,22 +29,22 @@ def stage(source, destination, size, **properties) -> Stage:
 
 
 def backwards(stages: list[Stage]) -> list[Stage]:
-    """The same messages sent back, the last stage first, nothing added: a broadcast, of what was a sum's tree."""
+    """Send the same messages back, the last stage first, without adding: turn a reduction tree into a broadcast."""
     return [stage(one.destination, one.source, one.size) for one in reversed(stages)]
 
 
 def doublings(count: int) -> list[int]:
-    """1, 2, 4 and so on below `count`: how far partners are from each other, round by round."""
+    """Return 1, 2, 4, ... below `count`: the distance between partners in each round."""
     return [1 << number for number in range((count - 1).bit_length())]
 
 
 def barrier() -> Stage:
-    """All ranks wait for one another. The few bytes that this takes are not counted."""
+    """Make a stage in which all ranks wait for one another. Its few bytes are not counted."""
     return stage([], [], [], all_together=True)
 
 
 def node_traffic(stages: list[Stage], placement: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """(bytes into, bytes out of) every node's port, int64 (nodes,). placement: the node of each rank."""
+    """Return (bytes into, bytes out of) each node's port, int64 (nodes,). placement: the node of each rank."""
     node = np.asarray(placement)
     count = int(node.max()) + 1
     into, out = np.zeros(count, np.int64), np.zeros(count, np.int64)

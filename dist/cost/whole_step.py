@@ -1,8 +1,8 @@
-"""A whole step of models that ranks share, replayed: every stage's own schedule, the messages between stages, and then
-what the copies exchange, all on the ports that they share.
+"""Replay a whole step of models that ranks share: every stage's own schedule, the messages between stages, then the
+exchange of the replicas, all on the ports that they share.
 
-Each part of a stage of a copy is a rank of replay.py. What these send one another is what dist/stage_links.py and
-scripts/training/model_sync.py send: nobody waits for a send before the step's end, and receives are posted ahead.
+Each tp rank of a stage of a replica is a rank of replay.py. They send the messages of dist/stage_links.py and
+scripts/training/model_sync.py: no rank waits for a send before the step's end, and receives are posted ahead.
 """
 
 import copy
@@ -24,11 +24,11 @@ LENT, RETURNED = "lent", "returned"  # the token embedding, and its gradient
 
 @dataclass(frozen=True)
 class PipelineStep:
-    """What the stages of a copy do in a step.
+    """The work of a replica's stages in a step.
 
-    plans: of each stage. forward_s, backward_s: (p,) seconds of each in a micro-step, sums over parts included. rows,
-    embedding: bytes of a micro-step's activations, and of the token embedding, of all parts. head_share: of the last
-    stage's computing that the head is, after its layers in forward and before them in backward.
+    plans: of each stage. forward_s, backward_s: (p,) seconds of each per microbatch, sums over shards included. rows,
+    embedding: bytes of a microbatch's activations, and of the token embedding, of all shards. head_share: part of the
+    last stage's computing that the head takes, after its layers in forward and before them in backward.
     """
 
     plans: Sequence[Plan]
@@ -40,26 +40,26 @@ class PipelineStep:
 
 
 class WholeStep:
-    """The step of all copies on their seats, with the messages of that MPI library."""
+    """The step of all replicas on their seats, with the protocols of an MPI library."""
 
     def __init__(self, pipeline: PipelineStep, seats: Seats, library: str):
         self.cluster = replace(seats.cluster, placement=seats.nodes.ravel())
-        self.ranks = np.arange(seats.nodes.size).reshape(seats.nodes.shape)  # (stages, copies, parts)
+        self.ranks = np.arange(seats.nodes.size).reshape(seats.nodes.shape)  # (stages, replicas, shards)
         self.links = links_of(self.cluster, library)
         replay = Replay(pipeline_turns(pipeline, self.ranks, self.links.rendezvous_bytes), self.links)
-        # As far as nothing has been exchanged, whatever the strategy.
+        # Replay up to the first exchange: this part is the same for every strategy.
         replay.run_while(lambda: all(end_s is None for end_s in replay.ends_s))
         self._begun = replay
 
     @cached_property
     def ends_s(self) -> np.ndarray:
-        """(p,): when the last rank of each stage has made all its actions, and what it sent has left it."""
+        """(p,): when the last rank of each stage has done all its actions and its sends."""
         replay = copy.deepcopy(self._begun)
         replay.run()
         return np.array(replay.ends_s).reshape(self.ranks.shape).max(axis=(1, 2))
 
     def end_s(self, exchanges: dict[tuple[int, int], list[Stage]]) -> float:
-        """When all have exchanged, too. exchanges: {(stage, part): among the ranks of that piece, numbered by copy}."""
+        """Return the end of the exchanges. exchanges: {(stage, shard): stages among its ranks, numbered by replica}."""
         replay = copy.deepcopy(self._begun)
         replay.add_turns(self._exchange_turns(exchanges))
         return replay.run()
@@ -80,13 +80,13 @@ class WholeStep:
         return turns
 
     def _meeting(self, stage: Stage, ranks: list[int]) -> SyncPoint:
-        """Of a stage in which nobody gets ahead: segments that follow one another, so all its messages move at once."""
+        """Make the SyncPoint of a pipelined stage, in which no rank gets ahead: all its messages move at once."""
         nodes = self.links.nodes[ranks]
         crosses = nodes[stage.source] != nodes[stage.destination]
         ends = np.array(ranks)[np.stack([stage.source[crosses], stage.destination[crosses]])]
         messages = np.stack([*ends, stage.repeat * stage.size[crosses]], axis=1)
         least_s, after_s = beside_ports(stage, replace(self.cluster, placement=nodes))
-        after_s = stage.repeat * after_s - (self.links.latency_s if crosses.any() else 0.0)  # one comes before
+        after_s = stage.repeat * after_s - (self.links.latency_s if crosses.any() else 0.0)  # one precedes the meeting
         return SyncPoint(len(ranks), list(map(tuple, messages.tolist())), stage.repeat * least_s, after_s)
 
 
@@ -95,7 +95,7 @@ def _barriers(stages: list[Stage]) -> int:
 
 
 def pipeline_turns(pipeline: PipelineStep, ranks: np.ndarray, rendezvous_bytes: int) -> list[list[Turn]]:
-    """Of each rank, the turns up to its last action. ranks: their numbers, (stages, copies, parts)."""
+    """Return the turns of each rank up to its last action. ranks: their numbers, (stages, replicas, shards)."""
     messages = {}
     for number in range(ranks.shape[1]):
         messages |= _messages(pipeline, ranks[:, number], number, rendezvous_bytes)
@@ -103,7 +103,7 @@ def pipeline_turns(pipeline: PipelineStep, ranks: np.ndarray, rendezvous_bytes: 
 
 
 def _messages(pipeline: PipelineStep, ranks: np.ndarray, number: int, rendezvous_bytes: int) -> dict:
-    """{(what, micro-step, stage that receives it, copy): the message of each part}. ranks: of the copy, (p, t)."""
+    """Return {(action, microbatch, receiving stage, replica): a message per shard}. ranks: of the replica, (p, t)."""
     found, last = {}, len(pipeline.plans) - 1
 
     def add(what: str, index: int, source: int, destination: int, size: int) -> None:
@@ -128,7 +128,7 @@ def _messages(pipeline: PipelineStep, ranks: np.ndarray, number: int, rendezvous
 
 
 class StageTurns:
-    """What one part of a stage of a copy does. messages: as _messages gives them of all copies."""
+    """The turns of one tp rank of a stage of a replica. messages: of all replicas, from _messages."""
 
     def __init__(self, pipeline: PipelineStep, messages: dict, stage: int, number: int, part: int):
         self.pipeline, self.messages = pipeline, messages
@@ -178,7 +178,7 @@ class StageTurns:
         if is_first_time and self.is_first:
             self._send(LENT, 0, len(self.pipeline.plans) - 1)
         if is_first_time and lent:
-            # It is received when it is first thought of, which is when there are rows to compute with.
+            # The receive is posted only when the embedding is needed: when there are rows to compute with.
             self.posts.append(lent[self.part])
             self._turn(seconds=(1 - self.pipeline.head_share) * seconds)
             self._turn(lent)
