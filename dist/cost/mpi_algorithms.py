@@ -47,7 +47,7 @@ def ring_rounds(members, blocks) -> list[Stage]:
 
 
 def linear_reduce(call: MpiCall) -> list[Stage]:
-    """Open MPI's: the root receives from one after another, the last first (coll_base_reduce.c, basic_linear)."""
+    """Reduce as Open MPI does: the last member sends first (coll_base_reduce.c, basic_linear)."""
     others = np.delete(call.members, call.root)[::-1]
     return [stage(other, call.members[call.root], call.size, added=call.size) for other in others]
 

@@ -1,6 +1,6 @@
-"""What the machine is, measured or asked.
+"""Measure the machine, or ask it for its properties.
 
-links.py      the network between the nodes, memory inside them, their clocks
+links.py      the network between the nodes (streams.py), and the nodes' clocks
 ports.py      bytes through a node's network ports, by the kernel's counters
-programs.py   the mpirun that starts ranks here, which MPI a text tells of, and what any tool prints in limited time
+programs.py   the mpirun that starts ranks here, the MPI family that a text names, and the output of any tool
 """

@@ -1,9 +1,9 @@
-"""What lies between the ranks, measured: the network's latency and rates, a node's memory, the nodes' clocks.
+"""Measure what links the nodes: the network's latency and rates, and the offsets of the nodes' clocks.
 
-The network (probe_links): each node's leader talks to its neighbours in a ring of leaders, all at the same time, as an
-exchange would, so that the time does not grow with the nodes. It takes a second, up to three where rates take long to
-settle (streams.py). A stream is as slow as the slower of two ports. So the ring is gone round both ways, and a node's
-rate is that with its better neighbour: a slow port shows at its own node alone, where there are three nodes or more.
+The network (probe_links): each node's leader talks to its neighbours in a ring of leaders. All do so at the same time,
+as in an exchange, so more nodes take no longer. It takes a second, up to three where rates take long to settle
+(streams.py). A stream is as slow as the slower of two ports. So leaders measure both ways around the ring, and a node's
+rate is the one with its better neighbour: with three nodes or more, a slow port shows at its own node alone.
 """
 
 import time
@@ -16,7 +16,7 @@ from dist.waiting import barrier
 from dist.world import World
 
 ROUND_TRIPS = 20
-FIRST_S, THEN_S = (0.1, 0.2, 0.4, 0.8), (0.15, 0.3)  # of streams, until their rates have settled
+FIRST_S, THEN_S = (0.1, 0.2, 0.4, 0.8), (0.15, 0.3)  # lengths of streams, until their rates have settled
 LEAST_BUCKET_BYTES = 256 << 10
 LEAST_SEGMENT_BYTES, MOST_SEGMENT_BYTES = 60_000, 1 << 20  # the least is below Open MPI's eager limit
 SEGMENT_S = 5e-4
@@ -25,10 +25,10 @@ ASK, ANSWER = 1, 2  # tags
 
 
 def probe_links(world: World) -> list[dict]:
-    """For each node: {"node", "host", "latency_s", "out", "in", "both"}, rates in bytes/s; [] on one node. Collective.
+    """Return for each node {"node", "host", "latency_s", "out", "in", "both"} in bytes/s; [] on one node. Collective.
 
     latency_s: half a round trip to the next leader. out, in: while half of the nodes send; both: in each direction,
-    while all send and receive at once. Rates are those that the links keep up, whatever they carry in a burst.
+    while all send and receive at once. Rates are those that the links sustain, without bursts.
     """
     if world.node_count == 1:
         return []
@@ -37,12 +37,12 @@ def probe_links(world: World) -> list[dict]:
     if world.local_rank == 0:
         own = {"node": world.node, "host": world.host, **_probe(leaders)}
         leaders.Free()
-    barrier(world.comm)  # those who are no leaders leave the cores to them
+    barrier(world.comm)  # the other ranks sleep, and leave the cores to the leaders
     return [link for link in world.comm.allgather(own) if link is not None]
 
 
 def bucket_bytes(links: list[dict]) -> int:
-    """How much to exchange at once so that one twentieth of the exchange is latency.
+    """Return how much to exchange at once so that one twentieth of the exchange is latency.
 
     A ring of M nodes passes 2 (M-1) messages on: 20 * 2 (M-1) latency = 2 (M-1)/M bytes / rate, solved for bytes.
     """
@@ -53,16 +53,16 @@ def bucket_bytes(links: list[dict]) -> int:
 
 
 def rate_both_ways(links: list[dict]) -> float | None:
-    """Bytes/s of the slowest node, sending and receiving at once; None on one node."""
+    """Return the bytes/s of the slowest node while it sends and receives at once; None on one node."""
     return min((link["both"] for link in links), default=None)
 
 
 def segment_bytes(rate: float | None) -> int:
-    """How much an exchange sends at once, over links of `rate` bytes/s, or in memory (None).
+    """Return the bytes an exchange sends at once, over links of `rate` bytes/s, or in memory (None).
 
     A segment costs a message's software time, some 0.1 ms on a rank that slept. So it should take several times as long
-    on the link: SEGMENT_S. On slow links that is below Open MPI's eager limit, which is good: a larger message is sent
-    when the receiver says so, and over TCP that answer waits behind the data that goes the same way.
+    on the link: SEGMENT_S. On slow links this stays below Open MPI's eager limit, which is good: a larger message waits
+    for the receiver's answer, and over TCP that answer waits behind the data that goes the same way.
     """
     if rate is None:
         return MOST_SEGMENT_BYTES
@@ -71,18 +71,18 @@ def segment_bytes(rate: float | None) -> int:
 
 def _probe(leaders) -> dict[str, float]:
     latency = _latency(leaders)
-    emptied, _ = _streams(leaders, 1, True, True, FIRST_S, LEAST_PIECE_BYTES)  # of what ports had saved for a burst
-    # Of the fastest: who sends to a slow port waits for answers through it, and would take the smallest pieces. Too few
-    # bytes are then under way where answers wait behind a neighbour's data.
+    emptied, _ = _streams(leaders, 1, True, True, FIRST_S, LEAST_PIECE_BYTES)  # uses up what ports saved for a burst
+    # Take the fastest rank's rate: a rank that sends to a slow port waits for answers through it, and would choose the
+    # smallest pieces. Then too few bytes are under way where answers wait behind a neighbour's data.
     size = piece_bytes(leaders.allreduce(emptied.bytes_per_s, MPI.MAX))
     ways = [_rates(leaders, size, direction) for direction in ((1, -1) if leaders.size > 2 else (1,))]
     return {"latency_s": latency} | {name: max(rates[name] for rates in ways) for name in ways[0]}
 
 
 def _rates(leaders, size: int, direction: int) -> dict[str, float]:
-    """Rates to the neighbour in one direction, and from the neighbour in the other.
+    """Return the rates to the neighbour in one direction, and from the neighbour in the other.
 
-    For "out" and "in" first the even leaders send, then the odd ones. In a ring of an odd number two neighbours are
+    For "out" and "in" the even leaders send first, then the odd ones. In a ring of an odd number two neighbours are
     even: there a leader sends and receives in the same turn.
     """
     odd, sender_odd = leaders.rank % 2, (leaders.rank - direction) % leaders.size % 2
@@ -93,8 +93,8 @@ def _rates(leaders, size: int, direction: int) -> dict[str, float]:
 
 
 def _streams(leaders, direction: int, sends: bool, receives: bool, lengths_s: tuple[float, ...], size: int) -> tuple:
-    """Rates (out, in) to the leader `direction` further in the ring, and from the one behind, from the first streams in
-    which all rates have settled: each is longer than the one before.
+    """Return rates (out, in) to the leader `direction` further in the ring, and from the one behind. Streams get longer
+    until all rates have settled, or the lengths are used up.
 
     sends, receives: whether this leader does.
     """
@@ -107,7 +107,7 @@ def _streams(leaders, direction: int, sends: bool, receives: bool, lengths_s: tu
 
 
 def _latency(leaders) -> float:
-    """Half of the shortest round trip to the next leader, while it serves the one before it likewise."""
+    """Return half of the shortest round trip to the next leader, while this leader answers the previous one."""
     token, following, previous = np.zeros(1), (leaders.rank + 1) % leaders.size, (leaders.rank - 1) % leaders.size
     best = float("inf")
     for _ in range(ROUND_TRIPS):
@@ -124,7 +124,7 @@ def _latency(leaders) -> float:
 
 
 def clock_offset(world: World) -> dict[str, int]:
-    """This node's clock against rank 0's. Collective.
+    """Compare this node's clock with rank 0's. Collective.
 
     {"offset_ns": what to add to this rank's time to get rank 0's, "error_ns": the most by which that can be wrong,
     "at_ns": when it was measured, in this rank's own time}. time.perf_counter_ns is one clock for all ranks of a node,
@@ -140,7 +140,7 @@ def clock_offset(world: World) -> dict[str, int]:
                 world.comm.send(time.perf_counter_ns(), dest=leader)
         elif world.rank == leader:
             answer = _ask_time(world.comm)
-        barrier(world.comm)  # those who wait for their turn leave the cores to the two
+        barrier(world.comm)  # ranks that wait for their turn leave the cores to these two
     return world.local_comm.bcast(answer)
 
 

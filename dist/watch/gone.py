@@ -1,14 +1,14 @@
-"""After SIGTERM, ranks that wait for one that is gone end by themselves: they cannot do what the signal asks for.
+"""After SIGTERM, end the ranks that wait for a rank that is gone: they cannot do what the signal asks for.
 
-Where a rank has died, `srun --kill-on-bad-exit` sends SIGTERM to those that are left, and SIGKILL only after SLURM's
-KillWait, 30 s by default. To a training, SIGTERM means a checkpoint and the end, for which all ranks must meet. Those
-that wait in MPI for the dead one do not come back from there, and Python's handler does not run meanwhile. Their
+Where a rank has died, `srun --kill-on-bad-exit` sends SIGTERM to the remaining ranks, and SIGKILL only after SLURM's
+KillWait, 30 s by default. A training answers SIGTERM with a checkpoint and its end, for which all ranks must meet.
+Ranks that wait in MPI for the dead one never return, and Python's signal handler does not run there. But their
 watchdog's threads run. Each shows that SIGTERM has come, and looks at the others' positions (live.py) four times a
-second. A rank is gone if it shows no life and no SIGTERM, while all others have had it, and wait (stalls.py).
+second. A rank is gone if it shows no life and no SIGTERM, while all others have received SIGTERM and wait (stalls.py).
 
-One rank concludes that, names the one that is gone, marks its own record, and ends. The others see the mark, and end.
-Ranks 0 and 1 look at all nodes, and the leaders of the other nodes once these two are silent. All others read the
-records of the first two ranks' nodes alone, so thousands of nodes do not all read thousands of files.
+One rank concludes that, names the rank that is gone, marks its own record, and ends. The others see the mark, and end.
+Ranks 0 and 1 look at all nodes, and the leaders of the other nodes once these two are silent. All others read only the
+records of the first two ranks' nodes, so thousands of nodes do not all read thousands of files.
 """
 
 import time
@@ -39,10 +39,10 @@ class EndWithoutGone:
         self._first, self._all = new_observation(), new_observation()
 
     def look(self) -> list[int] | None:
-        """Which ranks are gone; [] where another rank says it, and this one ends, too; None where nobody is gone.
+        """Return the ranks that are gone; [] if another rank has named them and this one must end, too; None if none is
+        gone.
 
-        To be called often from the moment on when SIGTERM has come to this rank.
-        """
+        Call it often from the moment when SIGTERM has come to this rank."""
         self._live.pulse(is_asked=True)
         if self._live.unseen:  # a rank there may live, and do what was asked for
             return None
@@ -65,5 +65,5 @@ class EndWithoutGone:
             return []
         self._all.look(positions, time.monotonic())
         if not all(self._all.is_silent(rank) for rank in self._before):
-            return None  # a rank that comes before this one does it
+            return None  # a rank in `before` lives, and does it
         return self._all.find_gone() or None

@@ -1,9 +1,9 @@
-"""Where every rank is at this moment, for threads that must not call MPI: one record for each rank, in shared memory.
+"""The present position of every rank, for threads that must not call MPI: one record per rank, in shared memory.
 
 A rank writes its own record as it enters and leaves phases, so the record stays true when the rank hangs. Ranks of the
 same node read it in the node's shared memory. Other nodes read it from a file, RUN/traces/node-00002.live: a copy of
-the node's records, which its ranks write anew every few seconds. No clocks are compared: a reader looks whether records
-have changed since it last looked.
+the node's records, which its ranks rewrite every few seconds. No clocks are compared: a reader checks whether records
+have changed since its last look.
 """
 
 import os
@@ -19,7 +19,7 @@ from dist.waiting import barrier
 from dist.world import World
 
 FIELDS = (
-    "run",  # a number unlike other runs': a file may be left of an earlier one
+    "run",  # a random number: a file of an earlier run may be left
     "rank",
     "pid",
     "pulse",  # counts up while the rank's threads run
@@ -28,18 +28,18 @@ FIELDS = (
     "meetings",  # phases of the step entered so far in which ranks meet
     "phase",  # 0 between phases, else counted from 1
     "moved",  # bytes through the node's ports so far; 0 on a single node
-    "cut_off",  # 1 where one of these ports has lost its link; 0 on a single node
-    "asked",  # 1 where SIGTERM has asked the rank for the end
-    "ends",  # 1 where the rank ends, as it waits for one that is gone
+    "cut_off",  # 1 if one of these ports has lost its link; 0 on a single node
+    "asked",  # 1 if SIGTERM has asked the rank to end
+    "ends",  # 1 if the rank ends because a rank that it waits for is gone
 )
 POSITION = np.dtype([(name, "<i8") for name in FIELDS])
 RUN, RANK, PID, PULSE, CHANGES, STEP, MEETINGS, PHASE, MOVED, CUT_OFF, ASKED, ENDS = range(len(POSITION))
 LEFT = 1 << 40  # the step of a rank that has nothing more to do
-SHARED_WITHIN_S = 1.0  # a file made on one node is seen by the others
+SHARED_WITHIN_S = 1.0  # after this time, the others see a file made on one node
 
 
 def read_positions(path: Path) -> np.ndarray:
-    """(ranks of a node,) POSITION, of whatever run wrote the file; none if it cannot be read."""
+    """Return (ranks of a node,) POSITION from the file of any run; none if it cannot be read."""
     try:
         # Opened anew each time: only then does NFS ask the server whether the file has changed.
         data = path.read_bytes()
@@ -51,7 +51,7 @@ def read_positions(path: Path) -> np.ndarray:
 class LivePositions:
     """The ranks' records. Collective: made by all ranks at the same moment.
 
-    phases: all names; meetings: those in which ranks wait for each other. `unseen`: hosts whose records this rank
+    phases: all names; meetings: phases in which ranks wait for each other. `unseen`: hosts whose records this rank
     cannot read, because `folder` is not on a file system that they share.
     """
 
@@ -69,12 +69,12 @@ class LivePositions:
         self._ports = Ports() if world.node_count > 1 else None
         barrier(world.local_comm)
         if world.node_count > 1:
-            with suppress(OSError):  # then no record of this node can be written, and `unseen` names it
+            with suppress(OSError):  # this node's records are not written, and `unseen` names it
                 self._folder.mkdir(parents=True, exist_ok=True)
         self.unseen = self._find_unseen()
 
     def enter(self, phase: str | None, step: int) -> None:
-        """This rank enters a phase of a step, or leaves one (None). Takes 0.3 microseconds."""
+        """Record that this rank enters a phase of a step, or leaves one (None). Takes 0.3 microseconds."""
         own = self._own
         if step != self._step:
             self._step = own[STEP] = step
@@ -87,17 +87,17 @@ class LivePositions:
         own[CHANGES] = self._changes
 
     def leave(self) -> None:
-        """This rank meets nobody any more."""
+        """Record that this rank meets no other rank any more."""
         self._own[STEP] = LEFT
 
     def end(self) -> None:
-        """Show all others that this rank ends, and they are to."""
+        """Tell all other ranks that this rank ends, and that they must end, too."""
         self._own[ENDS] = 1
         if self._world.node_count > 1:
             self.publish()
 
     def pulse(self, is_asked: bool = False) -> None:
-        """Show that this rank's threads run. is_asked: whether SIGTERM has asked it for the end."""
+        """Show that this rank's threads run. is_asked: whether SIGTERM has asked the rank to end."""
         self._own[ASKED] = is_asked
         if self._ports:
             self._own[MOVED] = sum(self._ports.read())
@@ -105,7 +105,7 @@ class LivePositions:
         self._own[PULSE] += 1
 
     def node_positions(self) -> np.ndarray:
-        """(ranks of this node,) POSITION."""
+        """Return (ranks of this node,) POSITION."""
         return np.concatenate(self._node)
 
     def publish(self) -> None:
@@ -120,13 +120,13 @@ class LivePositions:
             pass  # a full or absent disk: the others see that nothing changes any more, and training goes on
 
     def read(self, others) -> np.ndarray:
-        """(ranks,) POSITION, by rank, of those that can be seen on this node and on the nodes in `others`."""
+        """Return (ranks,) POSITION, by rank, of this node and of the nodes in `others` that can be seen."""
         nodes = [self.node_positions(), *map(self._read, others)]
         seen = np.concatenate(nodes)
         return seen[np.unique(seen["rank"], return_index=True)[1]]
 
     def close(self) -> None:
-        """Collective over the node; no thread may use it any more."""
+        """Free the records. Collective over the node; no thread may use them any more."""
         barrier(self._world.local_comm)
         if self._world.local_rank == 0:
             with suppress(OSError):  # the folder may not be written any more
@@ -139,14 +139,14 @@ class LivePositions:
         return self._folder / f"node-{node:05d}.live"
 
     def _read(self, node: int) -> np.ndarray:
-        """Another node's records of this run; none if there is no file. For the own node none: they are in memory."""
+        """Return another node's records of this run; none without a file, or for this node: its are in memory."""
         if node == self._world.node:
             return np.empty(0, POSITION)
         positions = read_positions(self._path(node))
         return positions[positions["run"] == self._run]
 
     def _find_unseen(self) -> list[str]:
-        """Hosts whose records do not show up here within SHARED_WITHIN_S. Collective."""
+        """Return the hosts whose records do not show up here within SHARED_WITHIN_S. Collective."""
         if self._world.node_count == 1:
             return []
         if self._world.local_rank == 0:

@@ -1,6 +1,6 @@
-"""Who holds the other ranks up, concluded from their positions (live.py); or that nobody does.
+"""Find the ranks that hold up the others, or that nobody does, from the ranks' positions (live.py).
 
-The watchdog (watchdog.py) shows the positions it sees, with the time of its own clock.
+The watchdog (watchdog.py) passes in the positions it sees, with the time of its own clock.
 """
 
 from dataclasses import dataclass
@@ -9,21 +9,21 @@ import numpy as np
 
 from dist.watch.live import LEFT
 
-# Through a node's ports. A rate below this is what the system and the watchdogs send; an exchange sends more.
+# Through a node's ports. The system and the watchdogs send less than this; an exchange sends more.
 STANDING_BYTES_S = 1e5
 MOST_MEETINGS = 1 << 20  # a step has fewer: step and meetings make one number that only grows
 
 
 @dataclass(frozen=True)
 class Stall:
-    """Who holds the others up, and who waits."""
+    """The ranks that hold up others, and those that wait."""
 
-    ranks: list[int]  # that hold the others up; [] where all ranks wait and the network stands still
+    ranks: list[int]  # hold up the others; [] if all ranks wait and the network stands still
     # Of the first of these ranks:
     step: int
     phase: int  # its number, as in live.FIELDS
     pid: int
-    since_s: float  # seconds without a change, or if it is silent, without a sign of life
+    since_s: float  # seconds without a change; if it is silent, without a sign of life
     is_silent: bool
     is_cut_off: bool  # its node's port has lost its link
     # Of those that wait:
@@ -33,12 +33,12 @@ class Stall:
 
 
 class Observation:
-    """What one rank has seen of the others' positions, and for how long each has not changed.
+    """The ranks' positions as one rank sees them, and for how long each has not changed.
 
     is_meeting: by phase number, whether ranks wait for each other in it, and all of them come to it equally often.
-    after_s: a longer wait is too long. longest_s: the most that counts of the time between two looks. So nobody is
-    accused after the whole job was suspended, or the thread that looks was starved. is_wait: by phase number, too,
-    whether ranks wait in it for some others, who come to it more often, or never: for another stage of a pipeline.
+    after_s: a longer wait is too long. longest_s: the most that counts of the time between two looks. So no rank is
+    accused after the whole job was suspended, or the looking thread was starved. is_wait: by phase number, whether
+    ranks wait in it for some others, which come to it more often, or never: for another pipeline stage.
     """
 
     def __init__(self, is_meeting: np.ndarray, after_s: float, longest_s: float, is_wait: np.ndarray | None = None):
@@ -47,7 +47,7 @@ class Observation:
         self._positions = self._looked_at = None
 
     def look(self, positions: np.ndarray, now: float) -> None:
-        """positions: (ranks,) POSITION, by rank. now: seconds. A rank that is missing in it has not changed."""
+        """Take in the positions, (ranks,) POSITION by rank, at `now` in seconds. A missing rank has not changed."""
         before = self._positions
         if before is None or len(np.setdiff1d(positions["rank"], before["rank"])):
             self._positions, self._looked_at = positions.copy(), now
@@ -69,7 +69,7 @@ class Observation:
         return bool(self._silent()[self._positions["rank"] == rank].any())
 
     def find_stall(self) -> Stall | None:
-        """Which ranks hold up others that have waited too long, if any do."""
+        """Return the Stall of ranks that hold up others which have waited too long, or None."""
         seen, silent = self._positions, self._silent()
         waits = self._waits() & ~silent
         if not waits.any():
@@ -78,7 +78,7 @@ class Observation:
         progress = seen["step"] * MOST_MEETINGS + seen["meetings"]
         cut_off = (seen["cut_off"] != 0) & (seen["step"] < LEFT)
         # A rank that shows no life, or cannot be reached, may be further than those that wait for it: its last record
-        # may be old, and its messages may be stuck. So it is named first, however far it seems to be.
+        # may be old, and its messages may be stuck. So it is named first, whatever its progress seems to be.
         held_by = next((mask for mask in (silent, cut_off) if mask.any()), self._standing(progress, waits))
         if not held_by.any():
             return None
@@ -86,7 +86,7 @@ class Observation:
         return self._stall(held_by, int(np.argmax(held_by)), waits & ~held_by, furthest)
 
     def find_gone(self) -> list[int]:
-        """Ranks that show no life and were not asked for the end, where all others were, and all these wait."""
+        """Return the ranks that show no life and no SIGTERM, if all others have received it, and wait."""
         seen = self._positions
         gone = self._silent() & (seen["asked"] == 0)
         left = ~gone & (seen["step"] < LEFT)
@@ -94,11 +94,11 @@ class Observation:
         return seen["rank"][gone].tolist() if is_certain else []
 
     def _standing(self, progress: np.ndarray, waits: np.ndarray) -> np.ndarray:
-        """(ranks,) bool: who holds up those that wait, by what they are in. One that waits for some others does not.
+        """Return (ranks,) bool: the ranks that hold up those that wait. One that waits for some others does not.
 
-        Those that have come the least far; one of them that moves on may be long by design, as workers are for a
-        server. Else, where ranks wait for some others, who has come no further than they, and waits for nobody.
-        """
+        They have come the least far and do not move: one that moves on may take long by design, as workers do for a
+        server. Else, if ranks wait for some others, they are those that have come no further than these, and wait for
+        nobody."""
         phase = self._positions["phase"]
         still = (self._still_s >= self._after_s) & ~self._is_wait[phase]
         behind = progress < progress[waits].max()
@@ -107,15 +107,15 @@ class Observation:
             return stuck
         furthest = np.where(waits & self._is_wait[phase], progress, -1).max()
         found = stuck if stuck.any() else still & ~self._is_meeting[phase] & (progress <= furthest)
-        # A stage between two phases may wait until what it has sent is taken: it is named where nobody else is.
+        # A stage between two phases may wait for a receiver: it is named only if no other rank is.
         in_phase = found & (phase > 0)
         return in_phase if in_phase.any() else found
 
     def find_standstill(self) -> Stall | None:
-        """Whether all ranks have waited in the same exchange for too long while no node's ports carried anything.
+        """Return a Stall if all ranks have waited too long in one exchange while no node's ports carried anything.
 
-        Ports that never carried anything prove nothing: there are networks whose traffic the system does not count.
-        Ranks that wait for some others need not all be in the same one.
+        Ports that never carried anything prove nothing: the system does not count the traffic of some networks. Ranks
+        that wait for some others need not all be in the same exchange.
         """
         seen, waits = self._positions, self._waits()
         is_one_step, is_one_meeting = (len(np.unique(seen[name])) == 1 for name in ("step", "meetings"))
@@ -135,7 +135,7 @@ class Observation:
         )  # fmt: skip
 
     def _waits(self) -> np.ndarray:
-        """(ranks,) bool: who has been in the same wait for too long."""
+        """Return (ranks,) bool: which ranks have been in the same wait for too long."""
         seen, is_waiting = self._positions, self._is_meeting | self._is_wait
         return is_waiting[seen["phase"]] & (self._still_s >= self._after_s) & (seen["step"] < LEFT)
 

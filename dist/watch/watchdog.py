@@ -1,19 +1,19 @@
-"""A rank that others wait for is named, with its host and phase, while the job hangs; and the job can be told to end.
+"""Name the rank that others wait for, with its host and phase, while the job hangs; end the job if asked to.
 
 Every rank has a thread that shows that the rank lives. Rank 0's thread also looks at all ranks' positions (live.py). If
-rank 0 itself hangs, rank 1's thread does. If both are gone, the leader of a node that is left does: a launcher that has
-lost a host may let the others wait for ever.
+rank 0 itself hangs, rank 1's thread does. If both are gone, the leader of a remaining node does: a launcher that has
+lost a host may let the others wait forever.
 
 Where ranks have waited too long in an exchange, stalls.py names the culprits: ranks that show no life, or whose node's
-port has lost its link, else those that have come the least far, if they do not move on either: a rank does with each
-phase, and within long ones with each batch or token. An exchange in which all ranks are is slow, and that is nobody's
-fault. But if nothing passes through any node's ports meanwhile, the network is named. Where ranks share models, groups
-of them meet, and stages of a pipeline wait for each other, each as often as it needs: there those are named that stand
-in a phase in which nobody waits.
+port has lost its link, else those that have come the least far and do not move on. A rank moves on with each phase, and
+within long phases with each batch or token. If all ranks are in the same exchange, it is slow, and no rank is named.
+But if nothing passes through any node's ports, the network is named. Where ranks share models, groups of them meet, and
+pipeline stages wait for each other, each as often as it needs: there the named ranks are those in a phase in which
+nobody waits.
 
-When SIGTERM has asked for the end, gone.py ends the ranks that wait for one that is gone.
+When SIGTERM has asked the job to end, gone.py ends the ranks that wait for one that is gone.
 
-The threads call nothing of MPI but its abort: a rank that hangs may hold any lock of the MPI library.
+The threads call no MPI function but its abort: a rank that hangs may hold any lock of the MPI library.
 """
 
 import os
@@ -31,22 +31,22 @@ from dist.watch.live import LivePositions
 from dist.watch.stalls import Observation, Stall
 from dist.world import PRINTING_S, World, end_job
 
-LOOKS = 20  # in the time that a rank may wait; more where a pause between two would exceed LONGEST_PAUSE_S
+LOOKS = 20  # in the time that a rank may wait; more if a pause between two would exceed LONGEST_PAUSE_S
 LONGEST_PAUSE_S = 2.0
-GONE_S = 1.0  # beyond a pause, without a sign of life
-TICK_S = 0.25  # so often it asks for SIGTERM: then seconds count
-SILENT_PAUSES = 4  # without a pulse: then the next rank takes over what a silent one did
+GONE_S = 1.0  # time beyond a pause without a sign of life after which a rank is gone
+TICK_S = 0.25  # between checks for SIGTERM: after it, seconds count
+SILENT_PAUSES = 4  # without a pulse, after which the next rank takes over from a silent one
 NAMED_AT_MOST = 3
 
 
 class Watchdog:
-    """Made and closed by all ranks together. Tell it of phases by `on_phase(name or None, step)`.
+    """Watches the ranks. All ranks make and close it together. Report phases by `on_phase(name or None, step)`.
 
-    folder: where the nodes see each other, on a file system that they share. phases: all names; meetings: those in
-    which ranks wait for each other, and which all of them come to equally often. after_s: how long they may wait.
-    ends_job: whether a longer wait ends the job; else it prints a line on stderr. waits: phases in which a rank waits
-    for some others. titles: of each rank, what is said of it beside its host: "stage 2 shard 1". is_asked: whether
-    SIGTERM has come to this rank; called by the thread.
+    folder: on a file system that the nodes share. phases: all names; meetings: those in which ranks wait for each
+    other, and which all of them come to equally often. after_s: how long they may wait. ends_job: whether a longer wait
+    ends the job; else it prints a line on stderr. waits: phases in which a rank waits for some others. titles: of each
+    rank, text to print beside its host: "stage 2 shard 1". is_asked: whether SIGTERM has come to this rank; called by
+    the thread.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Watchdog:
             self._look()
 
     def _end_without(self, gone: list[int]) -> None:
-        """End this rank, which SIGTERM asks for the end, and which waits for others that are gone."""
+        """End this rank, which SIGTERM asks to end, and which waits for ranks that are gone."""
         self._live.end()
         if gone:
             _say(f"{self._who(gone)} shows no sign of life, and all others wait for it: they end, as SIGTERM asks for")
@@ -101,22 +101,22 @@ class Watchdog:
         os._exit(1)
 
     def _publish(self) -> None:
-        """Write the node's records for the others: the leader does, or the second rank if the leader shows no life."""
+        """Write the node's records for the others, if this is the leader, or the second rank beside a silent leader."""
         positions = self._live.node_positions()
         self._node.look(positions, time.monotonic())
         if self._world.local_rank == 0 or self._node.is_silent(positions["rank"][0]):
             self._live.publish()
 
     def _first_are_silent(self) -> bool:
-        """Whether ranks 0 and 1 are. To know that takes one or two files; only if they are, all files are read."""
+        """Return whether ranks 0 and 1 are silent. That reads one or two files; only if they are, all are read."""
         self._first.look(self._live.read(self._first_nodes), time.monotonic())
         return self._first.is_silent(0) and self._first.is_silent(1)
 
     def _look(self) -> None:
         self._all.look(self._live.read(range(self._world.node_count)), time.monotonic())
         if not all(self._all.is_silent(rank) for rank in self._before):
-            return  # a rank that comes before this one does it
-        # Only where all of several nodes are seen: between ranks of one node no port carries anything.
+            return  # a rank in `_before` lives, and does it
+        # The network is judged only if all of several nodes are seen: within a node no port carries anything.
         sees_all_ports = self._world.node_count > 1 and not self._live.unseen
         stall = self._all.find_stall() or (self._all.find_standstill() if sees_all_ports else None)
         if stall and self._ends_job:
@@ -162,6 +162,6 @@ class Watchdog:
 
 
 def _say(line: str) -> None:
-    # In one piece, and past the locks of Python's streams, which the main thread may hold while it hangs.
-    with suppress(OSError, AttributeError):  # nobody reads it any more: the thread must go on looking
+    # Write in one piece, past the locks of Python's streams: a main thread that hangs may hold them.
+    with suppress(OSError, AttributeError):  # if nobody reads it any more, the thread still goes on looking
         os.write(sys.stderr.fileno(), f"{line}\n".encode(errors="replace"))
