@@ -8,16 +8,16 @@ repeating.py        work that a thread repeats beside the training
 waiting.py          waiting that leaves the core to others
 progress_engine.py  exchanges under way, moved on between kernels or to their end
 ranges.py           cutting a flat buffer into the parts that ranks own
-buffers.py          a rank's flat buffers: its own memory, or memory shared in its node
+buffers.py          a rank's flat buffers: its own memory, or memory shared in its node (node_memory.py)
 sharded.py          vectors that no rank holds whole (ZeRO)
-sparse_gradient.py  the rows of an embedding that a step looks up, and their gradients
+sparse_gradient.py  the rows of an embedding that a step uses, and their gradients
 parts.py            sums over tensor-parallel ranks
 stage_links.py      messages between pipeline stages
 wire.py             float32 or bfloat16 between ranks
 mpi.py              mpi4py's MPI, if there is one
 host/               exchanges between arrays in host memory: rings, trees, MPI's collectives with a wire format
 gpu/                buffers on GPUs and exchanges between them, over NCCL or GPU-aware MPI; host staging
-probe/              measured or asked: links, clocks, port counters, mpirun and other programs
+probe/              measurements of links, clocks and ports; mpirun and other programs of the machine
 cost/               seconds and bytes of an exchange, predicted from its messages
-watch/              the phase of every rank, readable while MPI hangs; which rank holds the others up
+watch/              the phase of every rank, readable while MPI hangs; names the ranks that hold up others
 """

@@ -44,7 +44,7 @@ def say(*text, end: str = "\n", on_stderr: bool = False) -> None:
 
 
 def _end_quietly(kind, error, trace) -> None:
-    """The excepthook: print no traceback for an error of stdout itself. Python then exits with code 1."""
+    """Print no traceback for an error of stdout itself: an excepthook. Python then exits with code 1."""
     # An error of a file that was opened by its name has that name.
     problem = _flush(sys.stdout, b"\n") if isinstance(error, OSError) and error.filename is None else None
     if problem is None:
@@ -54,7 +54,7 @@ def _end_quietly(kind, error, trace) -> None:
 
 
 def _drop_unwritten() -> None:
-    """At the end, drop what a stream holds and cannot write: Python would complain, and exit with code 120.
+    """Drop what a stream holds and cannot write: Python would complain at exit, and exit with code 120.
 
     If lost output was printed rather than said, exit with UNWRITTEN, unless the reader closed the pipe.
     """
@@ -65,7 +65,7 @@ def _drop_unwritten() -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if problem is not None and not _is_said and not isinstance(problem, BrokenPipeError):
         _complain(problem)
-        os._exit(UNWRITTEN)  # all else that is to be done at the end was registered later, and is done
+        os._exit(UNWRITTEN)  # all other exit handlers were registered later, and have run
 
 
 def _complain(problem: OSError) -> None:

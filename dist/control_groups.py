@@ -1,23 +1,23 @@
-"""Linux's control groups as this process meets them: the memory and the cores' time that they leave it.
+"""The limits of memory and of cores' time that Linux's control groups set for this process.
 
 SLURM, containers and virtual hosts limit what they start by groups. Version 1 has a tree of groups for each controller
-(memory, cpu), version 2 one tree for all. A limit holds for a group and all groups in it, so those around this
+(memory, cpu), version 2 one tree for all. A limit holds for a group and all groups in it, so the groups around this
 process's group count too. Files: the Linux kernel's Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst,
 and scheduler/sched-bwc.rst.
 """
 
 from pathlib import Path
 
-PLACES = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # where groups are mounted, and which are this process's
+PLACES = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # mounted groups; list of this process's groups
 VERSION_2 = ""  # its line of /proc/self/cgroup names no controllers: 0::/path
-NO_LIMIT = 1 << 60  # what groups of version 1 show where no memory is limited is beyond
+NO_LIMIT = 1 << 60  # groups of version 1 without a memory limit show a larger number
 
 
 def own_groups(controller: str, places=PLACES) -> list[Path]:
-    """Folders of this process's group of a controller in version 1, or VERSION_2, and of those around it, inmost first.
+    """Return the folders of this process's group and those around it, inmost first. controller: of version 1, or
+    VERSION_2.
 
-    [] without such a tree.
-    """
+    [] without such a tree."""
     mount, own = places
     for line in text_of(own).splitlines():
         _, controllers, path = line.split(":", 2)
@@ -32,7 +32,7 @@ def own_groups(controller: str, places=PLACES) -> list[Path]:
 
 
 def memory_limit(places=PLACES) -> int | None:
-    """The smallest limit in bytes of this process's groups; None for no limit."""
+    """Return the smallest memory limit of this process's groups, in bytes; None without a limit."""
     files = [folder / "memory.max" for folder in own_groups(VERSION_2, places)]
     files += [folder / "memory.limit_in_bytes" for folder in own_groups("memory", places)]
     texts = map(text_of, files)
@@ -40,12 +40,12 @@ def memory_limit(places=PLACES) -> int | None:
 
 
 def cpu_quota(places=PLACES) -> float | None:
-    """How many cores' time this process's groups may use; None for no limit."""
+    """Return how many cores' time this process's groups may use; None without a limit."""
     return min(cpu_quotas(places).values(), default=None)
 
 
 def cpu_quotas(places=PLACES) -> dict[tuple[int, int], float]:
-    """{what tells a group from all others of this machine: cores' time that its processes may use together}."""
+    """Return {a key of the group, unique on this machine: cores' time that its processes may use together}."""
     texts = {folder: text_of(folder / "cpu.max") for folder in own_groups(VERSION_2, places)}
     for folder in own_groups("cpu", places):
         texts[folder] = " ".join(text_of(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
@@ -59,7 +59,7 @@ def cpu_quotas(places=PLACES) -> dict[tuple[int, int], float]:
 
 
 def text_of(path: Path) -> str:
-    """What a file of /proc or /sys says; "" where it is not to be read."""
+    """Return the text of a file of /proc or /sys; "" if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):

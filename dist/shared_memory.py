@@ -1,7 +1,7 @@
-"""The folder that shared memory of a node's ranks comes from: what is free there, and what killed jobs have left.
+"""The folder of shared memory on a node: its free room, and the files that killed jobs have left there.
 
-MPICH makes its files there, and those of shared windows; Open MPI its segments. None of them asks first: the window is
-made all the same, and the first touch of a page that is not there kills a rank without a word (SIGBUS).
+MPICH makes its own files there, and those of shared windows; Open MPI its segments. Neither checks for room: the window
+is made all the same, and the first touch of a page that is not there kills a rank without a message (SIGBUS).
 """
 
 import os
@@ -12,14 +12,14 @@ from pathlib import Path
 
 FOLDER = "/dev/shm"
 SEGMENT = re.compile(r"mpich_shm_\w+|(sm|vader)_segment\.\S+|osc_(sm|rdma)\S*|psm[23]?_shm\S*|ompi[._]\S+")
-OLD_S = 10.0  # a file may be made, and not be mapped yet
+OLD_S = 10.0  # a younger file may have been made, but not mapped yet
 NAMED_AT_MOST = 3
-# What MPICH 5.0.2 takes for each rank of a node as it starts, 1,057,344 bytes, and room for small windows.
+# For each rank of a node, MPICH 5.0.2 takes 1,057,344 bytes as it starts; the rest is room for small windows.
 MPICH_START_BYTES = 1_100_000
 
 
 def free_bytes(folder: str = FOLDER) -> int | None:
-    """None where nothing is known of it."""
+    """Return the free bytes of the folder; None if they are unknown."""
     try:
         status = os.statvfs(folder)
     except OSError:
@@ -28,7 +28,7 @@ def free_bytes(folder: str = FOLDER) -> int | None:
 
 
 def lack_of_room(what: str, needed: int, free: int, other: str = "") -> str:
-    """What to say where `needed` bytes are more than are free. other: what to do beside enlarging it, "or ..."."""
+    """Return the message that `needed` bytes are more than are free. other: another remedy, "or ..."."""
     left = left_segments()
     room = f"remove what killed jobs have left there ({rm_command(left)}), or " if left else ""
     return (
@@ -38,7 +38,7 @@ def lack_of_room(what: str, needed: int, free: int, other: str = "") -> str:
 
 
 def start_problem(environment) -> str | None:
-    """What keeps MPICH from starting on this node, as far as its launcher says how many ranks there are to be."""
+    """Return what keeps MPICH from starting on this node, if its launcher says how many ranks there will be."""
     ranks = environment.get("MPI_LOCALNRANKS", "1")
     if not ranks.isdecimal() or (free := free_bytes()) is None:
         return None
@@ -49,9 +49,9 @@ def start_problem(environment) -> str | None:
 
 
 def left_segments(folder: str = FOLDER, proc: str = "/proc") -> list[tuple[str, int]]:
-    """(path, bytes in use) of this user's segments of MPI libraries that no process maps, the largest first.
+    """Return (path, bytes in use) of this user's segments of MPI libraries that no process maps, the largest first.
 
-    A process of another container that shares the folder is not seen from here: so they are removed only by who asks
+    A process of another container that shares the folder is not seen from here. So they are removed only if a user asks
     for it (doctor.py --remove-segments).
     """
     found = _segments(folder, is_old=True)
@@ -60,7 +60,7 @@ def left_segments(folder: str = FOLDER, proc: str = "/proc") -> list[tuple[str, 
 
 
 def remove_left_segments(folder: str = FOLDER) -> list[tuple[str, int]]:
-    """Remove what left_segments gives, and return what of it this process has removed."""
+    """Remove the segments that left_segments returns; return those that this process has removed."""
     removed = []
     for path, size in left_segments(folder):
         with suppress(OSError):  # another rank was faster
@@ -70,7 +70,7 @@ def remove_left_segments(folder: str = FOLDER) -> list[tuple[str, int]]:
 
 
 def _segments(folder: str, is_old: bool) -> list[tuple[str, int]]:
-    """(path, bytes in use) of this user's segments that nobody has touched for OLD_S, or of the others."""
+    """Return (path, bytes in use) of this user's segments that nobody has touched for OLD_S, or of the others."""
     found = []
     with suppress(OSError):
         for entry in os.scandir(folder):
@@ -83,13 +83,13 @@ def _segments(folder: str, is_old: bool) -> list[tuple[str, int]]:
 
 
 def rm_command(left: list[tuple[str, int]]) -> str:
-    """What removes them, as far as a line has room."""
+    """Return the command that removes these segments; it names at most NAMED_AT_MOST."""
     names = " ".join(path for path, _ in left[:NAMED_AT_MOST])
     return f"rm {names}" + (f" and {len(left) - NAMED_AT_MOST} more" if len(left) > NAMED_AT_MOST else "")
 
 
 def _mapped(folder: str, proc: str) -> set[str]:
-    """Paths within the folder that some process maps or holds open."""
+    """Return the paths within the folder that some process maps or holds open."""
     used = set()
     for process in Path(proc).glob("[0-9]*"):
         with suppress(OSError):

@@ -90,13 +90,13 @@ class StageLinks:
         self._head_receives.append(self._comm.Irecv(tensor.reshape(-1), self._head_peer(), HEAD))
 
     def wait_for_head(self) -> None:
-        """Return when receive_head's tensor is there."""
+        """Wait until receive_head's tensor has arrived."""
         with self._phase("borrow", bytes=self._head_bytes, root=self._job_ranks[self._head_peer()]):
             while self._head_receives:
                 self._wait(self._head_receives.popleft())
 
     def progress(self) -> None:
-        """Move on what is under way, without waiting: large messages need calls at both ends."""
+        """Move on messages under way, without waiting: large messages need calls at both ends."""
         while self._sends and self._sends[0][1].Test():
             self._free.append(self._sends.popleft()[0])
         for requests in (self._head_sends, self._head_receives):
@@ -126,7 +126,7 @@ class StageLinks:
             self._posted[direction].append((buffer, self._comm.Irecv(buffer, self._source(direction), direction)))
 
     def _take_buffer(self):
-        """Fresh memory for each message would cost 7% of a step in page faults (124M model, 1024 rows)."""
+        """Take a free buffer: fresh memory would cost 7% of a step in page faults (124M model, 1024 rows)."""
         return self._free.pop() if self._free else np.zeros(self._share.stop - self._share.start, np.float32)
 
     def _source(self, direction):

@@ -1,4 +1,4 @@
-"""Waiting that leaves the core to others: test, and sleep between tests. Sums of numbers that wait in this way.
+"""Wait without keeping the core from others: test, and sleep between tests. Sum numbers while waiting in this way.
 
 In every MPI library a rank that blocks in a call keeps its core busy, even when other ranks need it.
 """
@@ -16,7 +16,7 @@ POLLING_S = 100e-6  # twice what the first pause and its slack take
 
 
 def nothing() -> None:
-    """Do nothing: the default for what a rank moves on while it waits."""
+    """Do nothing: the default `progress` of a rank that waits."""
 
 
 class Pauses:
@@ -48,9 +48,9 @@ def wait(request) -> None:
 
 
 def wait_nearby(request, progress: Callable[[], object] = nothing) -> None:
-    """Wait for what is likely to come within microseconds: poll for a while before the first sleep.
+    """Wait for a message that is due within microseconds: poll for a while before the first sleep.
 
-    Between polls it yields the core, which two ranks may share. progress() moves on what else is under way.
+    Between polls it yields the core, which two ranks may share. progress() moves on other work that is under way.
     """
     if request.Test():
         return
@@ -68,7 +68,7 @@ def barrier(comm) -> None:
 
 
 def gather_everywhere(comm, *numbers: float) -> np.ndarray:
-    """Return (ranks, numbers) float64: what every rank of comm gave. Collective."""
+    """Return the numbers of every rank of comm, (ranks, numbers) float64. Collective."""
     gathered = np.empty((comm.size, len(numbers)))
     own = np.array(numbers, float)
     wait(comm.Iallgather(own, gathered))

@@ -48,7 +48,7 @@ class WireFormat:
 
 
 class Wire:
-    """segment_bytes: the most that is sent at once (dist/probe/links.py). errors: what rounding took, or None."""
+    """A wire. segment_bytes: most bytes sent at once (dist/probe/links.py). errors: what rounding took, or None."""
 
     dtype = np.dtype(np.float32)
     errors = None
@@ -132,12 +132,12 @@ class BFloat16Wire(Wire):
 
 
 def widen(half: np.ndarray, values: np.ndarray) -> None:
-    """values (n,) float32 = half (n,) uint16, the bits of bfloat16 numbers."""
+    """Write half (n,) uint16, the bits of bfloat16 numbers, to values (n,) float32."""
     values[:] = half.view(BFLOAT16)
 
 
 def round_to_bfloat16(values: np.ndarray, half: np.ndarray) -> None:
-    """half (n,) uint16 = the bits of values (n,) float32 in bfloat16, to nearest, ties to even.
+    """Write the bits of values (n,) float32 in bfloat16, to nearest, ties to even, to half (n,) uint16.
 
     inf stays inf and a NaN a NaN, without a warning: a training that diverged shows it in its loss.
     """

@@ -200,7 +200,7 @@ def world_of(comm, local_comm, whole: World | None = None) -> World:
 
 
 def lost_ranks(size: int, expect_ranks: int | None, environment) -> str | None:
-    """Return what is wrong with a world of `size`, or None.
+    """Return what is wrong if the world of `size` has fewer ranks than were started, or None.
 
     srun without the right --mpi, or the mpirun of another MPI, starts N worlds of size 1 without an error: N separate
     trainings. Launchers leave the number of ranks that they started in the environment.

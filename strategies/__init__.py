@@ -1,7 +1,7 @@
 """How gradients become updated parameters on every rank, from the simplest to the fastest.
 
 Where to start: base.py says what every strategy is given and must write, and reduce_bcast.py, sliced_in_turn.py,
-reduce_scatter.py and allreduce.py are pages of MPI collectives. The others build on replicated.py and sharded.py:
+reduce_scatter.py and allreduce.py each are a page of MPI collectives. The others build on replicated.py and sharded.py:
 ring.py, tree.py and sliced.py, then hierarchical.py and hierarchical_sharded.py, which know nodes, then zero_2.py and
 zero_3.py.
 
@@ -76,10 +76,10 @@ def is_auto(strategy: str) -> bool:
 
 
 def candidates(strategy: str, device: str) -> dict[str, type[Strategy]]:
-    """Return what `auto` or `auto:FILE,FILE` may choose on a device, "host" or "gpus": {--strategy's value: its class}.
+    """Return the strategies `auto` or `auto:FILE,FILE` may choose on a device, "host" or "gpus": {--strategy's value:
+    class}.
 
-    A strategy of the user's is tried wherever it can run.
-    """
+    A user's own strategy is tried wherever it can run."""
     files = [file for file in strategy.partition(":")[2].split(",") if file]
     own = {file: find(file) for file in files if device == "host" or find(file).traits.on_gpus}
     return {name: kind for name, kind in STRATEGIES.items() if device in kind.traits.auto} | own
@@ -90,7 +90,7 @@ def names(kinds=None) -> str:
     return ", ".join(kind.name for kind in (STRATEGIES.values() if kinds is None else kinds))
 
 
-@cache  # a class is one object, however often it is asked for
+@cache  # a file's class is made once, even if it is asked for again
 def _in_file(path: Path) -> type[Strategy]:
     """Return the one subclass of Strategy that a file defines. Without a `name` it gets the file's."""
     if not path.is_file():

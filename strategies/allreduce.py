@@ -5,7 +5,7 @@
 Each rank holds all optimizer state (2 D) and repeats the whole update. A rank sends and receives 2 (N-1)/N D if the
 library picks a ring, or reduce-scatter and all-gather. PyTorch's DDP does the same. Use it where your MPI tunes it.
 
---overlap works over NCCL alone: Replicated, instead of this class, calls it for each bucket that backward finishes.
+--overlap works over NCCL only: there Replicated replaces this class, and makes a call for each bucket of backward.
 """
 
 from dist.gpu.collectives import AllreduceCall

@@ -1,4 +1,4 @@
-"""What a strategy is given (Job), and what it writes: `update`, and hooks and state where it needs them."""
+"""The interface of strategies: a strategy gets a Job, and defines `update`, and hooks and state if it needs them."""
 
 import math
 from collections.abc import Callable
@@ -94,7 +94,7 @@ class Strategy:
         """
 
     def gradients_final(self, start: int, stop: int) -> None:
-        """Take note that backward has finished gradients [start, stop).
+        """Learn that backward has finished gradients [start, stop).
 
         Called in the last microbatch's backward; in every one if the strategy does not keep gradients.
         """
@@ -103,7 +103,7 @@ class Strategy:
         """Move on exchanges that are under way, without waiting. Called after each kernel with --overlap or stages."""
 
     def resumed(self) -> None:
-        """Renew memory that depends on `state`, now that a checkpoint has filled state and parameters. Collective."""
+        """Renew memory that depends on `state`, after a checkpoint has filled state and parameters. Collective."""
 
     def state(self) -> list[Updated]:
         """Return what this rank updates. The ranges of all ranks together are the whole buffer."""

@@ -43,7 +43,7 @@ class Bucketed(Strategy):
         self.exchange.engine.progress()
 
     def finish_buckets(self) -> None:
-        """Start the buckets that are left. On return their sums may be used: on a GPU work queued from now on waits."""
+        """Start the remaining buckets. On return their sums may be used: on a GPU, work queued from now on waits."""
         while self.started < len(self.buckets):
             self._start_next()
         self.exchange.engine.finish()
@@ -61,7 +61,7 @@ class Bucketed(Strategy):
         return self.exchange.errors
 
     def is_head(self, start: int) -> bool:
-        """Return whether a bucket that begins there belongs to the head of a split embedding."""
+        """Return whether a bucket that begins at `start` belongs to the head of a split embedding."""
         return start < self.head_stop
 
     def _start_next(self) -> None:

@@ -16,7 +16,7 @@ def worker_count(server: str, ranks: int) -> int:
 
 
 def check_server(kind: type[Strategy], server: str, ranks: int, no_exchange: bool) -> None:
-    """UserError if the strategy cannot run so, or if one that exchanges nothing was not asked for twice."""
+    """Raise UserError if the strategy cannot run with this server, or if --no-exchange does not fit it."""
     if server not in kind.traits.servers:
         others = names_where(lambda traits: server in traits.servers)
         raise UserError(f"--server {server} with --strategy {kind.name}, which has no server: use --strategy {others}")
@@ -30,7 +30,7 @@ def check_server(kind: type[Strategy], server: str, ranks: int, no_exchange: boo
 
 
 def check_exchange(kind: type[Strategy], wire: str, error_feedback: bool, overlap: bool, op: str | None = None) -> None:
-    """UserError where a flag shapes an exchange in a way that the strategy does not know. op: None if not given."""
+    """Raise UserError if a flag asks for an exchange that the strategy does not have. op: None if not given."""
     traits = kind.traits
     if wire not in traits.wires:
         others = names_where(lambda traits: wire in traits.wires)
@@ -59,7 +59,7 @@ def check_exchange(kind: type[Strategy], wire: str, error_feedback: bool, overla
 
 
 def check_wire(wire: str, error_feedback: bool, op: str | None = None) -> None:
-    """UserError where there is nothing to feed back or nothing that adds, whatever the strategy."""
+    """Raise UserError if nothing is lost that --error-feedback could add, or if MPI cannot add the wire's format."""
     if error_feedback and wire == "float32":
         raise UserError(f"--error-feedback with --wire {wire}, which loses nothing: add --wire bfloat16")
     if op == "mpi" and wire != "float32":
@@ -72,7 +72,7 @@ def operation_of(wire: str, op: str | None) -> str:
 
 
 def check_rounding(kind: type[Strategy] | None, name: str, wire: str) -> None:
-    """UserError where parameters that are to be rounded at random are gathered rounded to nearest already.
+    """Raise UserError for stochastic rounding of parameters that are gathered rounded to nearest.
 
     kind: None if the strategy is still to be chosen.
     """
@@ -84,7 +84,7 @@ def check_rounding(kind: type[Strategy] | None, name: str, wire: str) -> None:
 
 
 def device_transports(kind: type[Strategy], wire: str, overlap: bool, op: str | None = None) -> tuple[str, ...]:
-    """Return the transports on which its exchange can stay on GPUs.
+    """Return the transports on which the strategy's exchange can stay on GPUs.
 
     Only NCCL's calls are queued and go on while the GPU computes. The own operation adds in host memory.
     """
@@ -95,7 +95,7 @@ def device_transports(kind: type[Strategy], wire: str, overlap: bool, op: str | 
 
 
 def check_transport(kind: type[Strategy], transport: str, wire: str, overlap: bool, op: str | None = None) -> None:
-    """UserError where an exchange that starts in host memory is asked to stay on the GPUs, or the other way round."""
+    """Raise UserError if an exchange in host memory is asked to stay on the GPUs, or the other way round."""
     if transport == "host" and overlap and overlaps_over_nccl(kind):
         raise no_overlap(kind, "with --transport host")
     if transport not in DEVICE_TRANSPORTS or transport in device_transports(kind, wire, overlap, op):
@@ -118,12 +118,12 @@ def check_transport(kind: type[Strategy], transport: str, wire: str, overlap: bo
 
 
 def overlaps_over_nccl(kind: type[Strategy]) -> bool:
-    """Return whether only NCCL's calls let it exchange while the model computes: in host memory its calls are MPI's."""
+    """Return whether the strategy overlaps over NCCL only, because its calls in host memory are MPI's."""
     return bool(kind.traits.on_gpus and kind.traits.on_gpus.exchanges) and not kind.traits.overlaps
 
 
 def no_overlap(kind: type[Strategy], why: str) -> UserError:
-    """Return the error for --overlap where the strategy's calls are MPI's and end before backward goes on."""
+    """Return the error for --overlap with a strategy whose calls are MPI's, and end before backward goes on."""
     return UserError(
         f"--overlap with --strategy {kind.name} {why}: its calls go on during backward over NCCL alone: use "
         f"--transport nccl, or one of {overlapping()}"

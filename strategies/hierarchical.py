@@ -6,12 +6,12 @@
 A node's port carries 2 (M-1)/M D each way, the bound. Each bucket is cut into rails, as many as the smallest node has
 ranks. Local rank l of every node runs the ring of rail l, and leaves its sums in `node_sum`, the leader's gradients. A
 rank holds the optimizer state of its part (2 D / ranks of the node). A node holds the parameters once, in shared
-memory. After half of the ring each sum is complete on one rank: the norm is summed up while the other half travels.
+memory. After half of the ring each sum is complete on one rank: the norm is summed while the other half travels.
 
-With a split embedding the node that owns a chunk of the head's sum adds the sparse rows in it, after the ring.
+With a split embedding, the node that owns a chunk of the head's sum adds the sparse rows in it, after the ring.
 
 On GPUs the form is Replicated over dist/gpu/node_exchange.py. Ranks cannot read each other's GPU memory as they read a
-shared window, so messages make the sums of a node as well, and each rank has all parameters.
+shared window, so messages also make the sums of a node, and each rank has all parameters.
 """
 
 from dist.buffers import NodeBuffers

@@ -3,20 +3,20 @@
     each bucket: for each rail a ring reduce-scatter between nodes;  AdamW on the node's shard, each rank on its part
     each bucket: for each rail a ring all-gather of the parameters
 
-Through a node's port go 2 (M-1)/M D each way. Without --overlap a rank holds 2 D / N of optimizer state where nodes are
-alike (ZeRO-1). With rounding on the wire each rank also keeps float32 masters of its part.
+A node's port carries 2 (M-1)/M D each way. Without --overlap a rank holds 2 D / N of optimizer state if nodes have
+equally many ranks (ZeRO-1). With rounding on the wire each rank also keeps float32 masters of its part.
 
---overlap: the all-gathers go on during the next forward, which waits for a range when it comes to use it. They are half
-of the exchange, but forward is a third of the compute. So ALL_REDUCED of the vector is all-reduced during backward,
+--overlap: the all-gathers go on during the next forward, which waits for a range before it uses it. They are half of
+the exchange, but forward is a third of the compute. So ALL_REDUCED of the vector is all-reduced during backward,
 updated by every node as in hierarchical, and not gathered: two thirds of the exchange come before the update, one third
 after it. That part p costs memory: of the optimizer state a rank holds 2 D (p / ranks of its node + (1-p) / N).
 
-A split embedding is gathered last, beside all of forward. The rows that the next step looks up are fetched first, from
-the nodes that have updated them. The head's exchange has all of backward, too, so none of it is all-reduced, and more
-of the other buckets is.
+A split embedding is gathered last, beside all of forward. The rows that the next step uses are fetched first, from the
+nodes that have updated them. The head's exchange has all of backward, too. So none of it is all-reduced, and more of
+the other buckets is.
 
-Protocol: after an update each local rank arrives, then again as each gather ends, in their order. So `at_update + k`
-arrivals mean that k gathers have ended. Forward awaits all (before_use) before backward arrives again.
+Protocol: after an update each local rank arrives, then again as each gather ends, in the order of the gathers. So
+`at_update + k` arrivals mean that k gathers have ended. Forward awaits all (before_use) before backward arrives again.
 
 On GPUs the form is Sharded over dist/gpu/node_exchange.py, for the reason that hierarchical.py gives.
 """
@@ -73,7 +73,7 @@ class HierarchicalSharded(Hierarchical):
         return Updated(start, own.copy() if has_masters else own, job.new_optimizer(start, stop))
 
     def _middle(self, start, stop):
-        """Return where a rail's part of a bucket ceases to be all-reduced and begins to be sharded."""
+        """Return the index that divides a rail's part of a bucket: all-reduced below, sharded from there on."""
         return start if self.is_head(start) else start + int((stop - start) * self.all_reduced)
 
     def _rail_exchange(self, start, stop):

@@ -2,11 +2,11 @@
 
     Reduce_scatter_block(gradients) -> own block;  AdamW on the own block;  Allgather(parameters)
 
-The optimizer state is sharded (ZeRO-1, Rajbhandari et al. 2020): 2 D / N a rank, and D / N for the block's sum; D / N
+The optimizer state is sharded (ZeRO-1, Rajbhandari et al. 2020): 2 D / N per rank, and D / N for the block's sum; D / N
 more for float32 masters with --wire bfloat16. Each rank sends and receives 2 (N-1)/N D, the least possible with one
-rank a node. The size of the buffers is a multiple of the ranks, so all blocks have the same size.
+rank per node. The size of the buffers is a multiple of the ranks, so all blocks have the same size.
 
---overlap works over NCCL alone: Sharded, instead of this class, calls it for each bucket that backward finishes.
+--overlap works over NCCL only: there Sharded replaces this class, and makes the calls for each bucket of backward.
 """
 
 import numpy as np

@@ -2,9 +2,9 @@
 
     ring reduce-scatter(gradients), ring all-gather(gradients);  AdamW everywhere
 
-Each rank holds all optimizer state (2 D) and sends and receives 2 (N-1)/N D. With several ranks a node, in the order of
-the nodes, the same goes through each node's port: close to the bound of 2 (M-1)/M D where there are many nodes.
-The ring is dist/host/host_ring.py, and dist/gpu/device_ring.py between GPUs.
+Each rank holds all optimizer state (2 D) and sends and receives 2 (N-1)/N D. If ranks are numbered node by node, each
+node's port carries as much: close to the bound of 2 (M-1)/M D where there are many nodes. The ring is
+dist/host/host_ring.py, and dist/gpu/device_ring.py between GPUs.
 """
 
 from dist.cost.messages import ring_of_ranks

@@ -14,12 +14,12 @@ from strategies.bucketed import Bucketed
 
 class ShardedUpdate(Strategy):
     """A subclass has `exchange`, and `overlapping`: whether all-gathers go on during the next forward, which waits for
-    a range's when it comes to use it. `phases` names the two halves for the tracer."""
+    a range before it uses it. `phases` names the two halves for the tracer."""
 
     phases = "reduce_scatter", "allgather"
 
     def _divide(self, job, ranges, sums: OwnedParts) -> None:
-        """ranges: of the parameters, upwards. sums: room for the gradient sums that this rank owns of them."""
+        """Set up own parts and optimizers. ranges: of the parameters, upwards. sums: room for the own sums."""
         self.ranges = ranges
         self.sums = sums
         bounds = {part: own for part, own in sums.bounds.items() if own[0] < own[1]}
@@ -48,7 +48,7 @@ class ShardedUpdate(Strategy):
                 self.exchange.engine.finish(self.gathering.pop(part))
 
     def update(self, lr):
-        """Turn the sums into new parameters, on all ranks or on their way there."""
+        """Update the own parts from the sums, and gather them on all ranks, or begin to."""
         with self.tracer.phase("allreduce", bytes=8):
             (squares,) = sum_everywhere(self.comm, self.sum_of_squares(self.sums.flat))
         with self.tracer.phase("update"):

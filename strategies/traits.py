@@ -56,11 +56,11 @@ class Traits:
         return replace(self, **fields)
 
     def item_bytes(self, wanted: int) -> int:
-        """Return the bytes of one gradient on the wire where `wanted` are asked for; float32's if it cannot do that."""
+        """Return `wanted`, the bytes of one gradient on the wire, if the strategy can send it; else float32's."""
         return wanted if wanted in (WIRE_BYTES[wire] for wire in self.wires) else VECTOR_BYTES
 
     def new_operation(self, wire_format: WireFormat) -> MpiSum | OwnSum:
-        """Return what its MPI collectives add with; the caller closes it."""
+        """Return the operation that its MPI collectives add with; the caller closes it."""
         return new_operation(wire_format) if self.operations else MpiSum()
 
     def in_host_memory(self, world: World, wire_format: WireFormat, operation) -> dict:

@@ -3,13 +3,13 @@
     each range that backward finishes, in each microbatch:  ring reduce-scatter, the own part added to a sum
     AdamW on the own part of each range;  each range: ring all-gather of the parameters
 
---overlap: the all-gathers go on during the next forward, which waits for each range's when it comes to use it.
+--overlap: the all-gathers go on during the next forward, which waits for the all-gather of a range before it uses it.
 
 The ranges are the layers, the embeddings, the final LayerNorm; each is cut among all ranks. A rank holds D parameters
-and, for its parts, 3 D / N: sums and moments. No gradient vector is whole: layers write theirs in two buffers in turn,
-one travelling while the next is computed (--overlap), and the embeddings have one of their own. Through each rank go
-(N-1)/N D in and out a microbatch, and as much a step for the parameters. Where what travels is rounded a rank also
-keeps its part of the parameters in float32 (D / N).
+and, for its parts, 3 D / N: sums and moments. No gradient vector is whole: layers write their gradients to two buffers
+in turn, one travels while the next is computed (--overlap), and the embeddings have a buffer of their own. Each rank
+sends and receives (N-1)/N D per microbatch, and as much per step for the parameters. With rounding on the wire a rank
+also keeps its part of the parameters in float32 (D / N).
 """
 
 from dist.cost.memory import Memory
@@ -63,7 +63,7 @@ class Zero2(ShardedUpdate):
             if self.reduction is not None:
                 engine.finish(self.reduction)  # backward writes the next range into the same memory
             self.reduction = engine.start(self._reduce_scatter(start, stop))
-            if not self.overlapping or start == 0:  # at 0 backward has ended: there is nothing to do meanwhile
+            if not self.overlapping or start == 0:  # at 0 backward has ended: no work is left to overlap with
                 engine.finish(self.reduction)
 
     def progress(self):

@@ -1,13 +1,13 @@
 """zero-3: parameters, too, are held in parts, and a layer's are gathered for forward and again for backward.
 
     before a layer, in forward and in backward:  ring all-gather of its parameters (--overlap: one layer ahead)
-    gradients as in zero-2;  AdamW on the own part of each range;  nothing to share
+    gradients as in zero-2;  AdamW on the own part of each range;  no gather after the update
 
-A rank holds 4 D / N: its parts of parameters, sums and moments; beside them two layers' parameters and two layers'
-gradients, the buffers that all layers take turns in. The embeddings are gathered once a step and stay until the next
-update: the head needs them from the end of forward to the start of backward, where their gradient is made, so to free
-them in between would not lower the peak. Through each rank go about 3 (N-1)/N D in and out a microbatch; what is
-still there where forward turns to backward is not gathered again.
+A rank holds 4 D / N: its parts of parameters, sums and moments. Beside them it holds two layers' parameters and two
+layers' gradients, in buffers that all layers use in turn. The embeddings are gathered once a step and stay until the
+next update: the head needs them from the end of forward to the start of backward, where their gradient is made, so to
+free them in between would not lower the peak. Each rank sends and receives about 3 (N-1)/N D per microbatch: layers
+that are still in memory when forward turns to backward are not gathered again.
 """
 
 from dist.cost.memory import Memory
@@ -18,7 +18,7 @@ from strategies.zero_2 import Zero2
 
 
 def ranges_exchanged(ranges: int, micro_steps: int) -> list[tuple[str, int]]:
-    """Return what zero_2's function does, with a gather before each use of parameters that no slot still holds.
+    """Return zero_2's steps, with an all-gather before each use of parameters that no slot still holds.
 
     The first range and the last have slots of their own and are gathered once a step.
     """
@@ -39,7 +39,7 @@ def ranges_exchanged(ranges: int, micro_steps: int) -> list[tuple[str, int]]:
 
 
 def overlap(training):
-    """Hide gathers, too, in all microbatches, but the embeddings', whose parameters are used first."""
+    """Let gathers overlap, too, in all microbatches, except the embeddings', whose parameters are used first."""
     steps = ranges_exchanged(len(training.ranges), training.micro_steps)
     ranges = training.ranges or (training.parameters,)
     vectors = sum(ranges[index] for _, index in steps) / training.parameters
@@ -86,7 +86,7 @@ class Zero3(Zero2):
         return self.gathered.get(self.parameters.slot_of[part]) == part
 
     def _gather(self, part):
-        """Start a range's all-gather, into the slot of the range two before it, unless it is gathered or under way."""
+        """Start a range's all-gather into its slot, unless it is gathered or under way."""
         if not self._is_gathered(part):
             self.gathered[self.parameters.slot_of[part]] = part
             self.gathering[part] = self.exchange.engine.start(self._all_gather(*part))

@@ -15,12 +15,12 @@ def array_dtype(name: str) -> np.dtype:
 
 
 def device_zeros(device, length: int, dtype=np.float32):
-    """(length,) on a GPU."""
+    """Return (length,) zeros on a GPU."""
     return device.empty((length,), dtype)
 
 
 class OnDevice:
-    """What makes buffers of dist/buffers.py or dist/sharded.py, the class after it in DEVICE_BUFFERS, those of a GPU.
+    """Mixin that puts buffers of dist/buffers.py or dist/sharded.py on a GPU (DEVICE_BUFFERS).
 
     host_parameters: room on the host for the ranges in use, filled in before training and fetched for a checkpoint.
     """
@@ -31,16 +31,16 @@ class OnDevice:
         self.host_parameters = Slots(ranges)
 
     def filled(self, start: int, stop: int) -> None:
-        """The first parameters of a range have been written on the host."""
+        """Copy the first parameters of a range, written on the host, to the GPU."""
         self.parameters[start:stop].set(self.host_parameters[start:stop])
         super().filled(start, stop)
 
     def fetch(self, start: int, stop: int) -> None:
-        """Bring a range of the parameters to the host."""
+        """Copy a range of the parameters to the host."""
         self.host_parameters[start:stop][:] = self._device.download(self.parameters[start:stop])
 
 
-DEVICE_BUFFERS = {  # by the kind that a strategy names: the same on a GPU
+DEVICE_BUFFERS = {  # {the class that a strategy names: the same on a GPU}
     kind: type(f"Device{kind.__name__}", (OnDevice, kind), {})
     for kind in (OwnBuffers, ShardedGradients, ShardedParameters)
 }

@@ -54,7 +54,7 @@ class AloneComm(DeviceComm):
         self.Allreduce(send, receive)
 
     def Allgatherv(self, send, receive) -> None:
-        """receive: [array, counts], as in mpi4py."""
+        """Copy this rank's array. receive: [array, counts], as in mpi4py."""
         self.Allreduce(send, receive[0])
 
     def Bcast(self, buffer, root: int) -> None:

@@ -22,7 +22,7 @@ MOST_CHILDREN = 2  # of a rank, in both trees together
 
 
 class Place(NamedTuple):
-    """A rank's in a tree. depth: so many edges below the root."""
+    """A rank's place in a tree. depth: number of edges below the root."""
 
     parent: int | None
     children: list[int]

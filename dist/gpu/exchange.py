@@ -7,7 +7,7 @@ from dist.wire import WireFormat
 
 
 class StreamExchange:
-    """kind: DeviceCollectives, AllreduceCall, DeviceRing, DeviceTree or NodeExchange. Collective.
+    """Exchanges by a `kind`: DeviceCollectives, AllreduceCall, DeviceRing, DeviceTree or NodeExchange. Collective.
 
     With error feedback, `errors` keeps what rounding takes from this rank's sums, and the next exchange adds it. A
     stream runs one exchange after the other, so one_at_a_time, which host exchanges need, changes nothing.
@@ -65,7 +65,7 @@ class StreamEngine:
         return self._mark(self._stream)
 
     def finish(self, end=None) -> None:
-        """Make compute that is queued from now on wait for that exchange, or for all."""
+        """Make compute that is queued from now on wait for the exchange with that end, or for all."""
         self._computes.wait_event(end or self._mark(self._stream))
 
     def progress(self) -> bool:

@@ -1,8 +1,8 @@
-"""GPU-aware MPI: an MPI library that takes arrays on the GPU as it takes those in host memory, and how to know it.
+"""GPU-aware MPI: detect an MPI library that takes arrays on the GPU like arrays in host memory, and call it.
 
-A library that is not may read the address as host memory and die, so nothing is tried before the library has said that
-it can; then a small sum is checked. Buffers: mpi4py takes CuPy's arrays by their CUDA array interface, and waits for
-nothing that is queued on a stream.
+Another library may read the address as host memory and die. So nothing is tried before the library has said that it
+can; then a small sum is checked. mpi4py takes CuPy's arrays by their CUDA array interface, and does not wait for work
+that is queued on a stream.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ PROOF_ELEMENTS = 256
 
 
 def says_gpu_aware() -> tuple[bool, str]:
-    """(whether the MPI library in use says that it takes CUDA's arrays, what the answer rests on). After MPI_Init."""
+    """Return (whether the MPI library says that it takes CUDA's arrays, the source of the answer). After MPI_Init."""
     version = MPI.Get_library_version()
     if "CRAY" in version.upper():
         return _variable("MPICH_GPU_SUPPORT_ENABLED")
@@ -37,7 +37,7 @@ def says_gpu_aware() -> tuple[bool, str]:
 
 
 def is_proven(comm, device) -> bool:
-    """Whether a sum over the ranks of arrays on their GPUs comes out right, on all of them. Collective.
+    """Return whether a sum over the ranks of arrays on their GPUs is right on all of them. Collective.
 
     Only for a library that says it is GPU-aware: training would make the same call a moment later.
     """
@@ -49,7 +49,7 @@ def is_proven(comm, device) -> bool:
 
 
 def _after_the_stream(name: str):
-    """The communicator's call of that name, with its arguments."""
+    """Return a method that waits for the device's stream and then makes the communicator's call of that name."""
 
     def call(self, *arguments, **options) -> None:
         self.device.synchronize()
@@ -59,7 +59,7 @@ def _after_the_stream(name: str):
 
 
 class GpuAwareComm(DeviceComm):
-    """The communicator's calls on arrays on the GPU: each after all that is queued on the device's stream is done."""
+    """The communicator's calls on arrays on the GPU. Each first waits for all work on the device's stream."""
 
     Reduce = _after_the_stream("Reduce")
     Bcast = _after_the_stream("Bcast")
@@ -86,7 +86,7 @@ def _variable(name: str) -> tuple[bool, str]:
 
 
 def _mapped_libraries() -> list[ctypes.CDLL]:
-    """The MPI libraries in this process; mpi4py may have loaded them so that others do not see their functions."""
+    """Return this process's MPI libraries; mpi4py may have loaded them with their functions hidden from others."""
     with open("/proc/self/maps") as maps:
         paths = sorted(set(MPI_LIBRARY.findall(maps.read())))
     return [ctypes.CDLL(path) for path in paths]

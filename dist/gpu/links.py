@@ -12,8 +12,8 @@ from dist.world import World
 class LinksThroughHost:
     """Has the methods of StageLinks, for arrays of float32 or bfloat16; messages are float32. Collective.
 
-    The host waits for the copy down before it sends. Compute that is queued next waits for the copy up of what was
-    received. parts: the stage's tensor-parallel group, if any: each rank sends its share, and the GPUs join the shares.
+    The host waits for the copy down before it sends. Compute that is queued next waits for the copy up of received
+    rows. parts: the stage's tensor-parallel group, if any: each rank sends its share, and the GPUs join the shares.
     """
 
     def __init__(self, stages_world: World, shape: tuple[int, ...], phase, staging: HostStaging, parts=None):
@@ -24,7 +24,7 @@ class LinksThroughHost:
         self._links = StageLinks(stages_world, (count,), phase)
         self.begin, self.finish, self.progress = self._links.begin, self._links.finish, self._links.progress
         self._sent, self._received = (self._pinned(count) for _ in range(2))
-        self._sent_head = None  # made when it first travels, as the one below
+        self._sent_head = None  # made when the head first travels, as _received_head is
         self._received_head = None
         self._head = None  # where it goes on the GPU
         self._brought = staging.computed()
@@ -58,7 +58,7 @@ class LinksThroughHost:
         self._links.receive_head(self._received_head)
 
     def wait_for_head(self) -> None:
-        """Return when receive_head's tensor is there."""
+        """Wait until receive_head's tensor has arrived, and copy it up."""
         self._links.wait_for_head()
         self._bring_up(self._received_head, self._head)
 

@@ -1,9 +1,9 @@
-"""NCCL under the names of mpi4py: the calls that the strategies make, for float32 arrays on the GPU.
+"""NCCL under the names of mpi4py: the calls that strategies make, for float32 arrays on the GPU.
 
-NCCL knows its ranks by an id that one of them makes; MPI hands it round. Everything is queued on one stream: a call
-sends what comes before it there leaves, what comes after it sees what came, and the host waits for neither. NCCL hangs
-where ranks make their calls in different orders; as a rank's communicators, that of all ranks and those split from it,
-have one stream, there is one order, that in which the strategy makes them.
+NCCL knows its ranks by an id that one of them makes; MPI broadcasts it. All calls are queued on one stream: a call
+sends the results of earlier work, later work sees what the call received, and the host waits for neither. NCCL hangs if
+ranks make their calls in different orders. A rank's communicators, of all ranks and those split from it, share one
+stream, so there is one order: that of the strategy's calls.
 """
 
 import warnings
@@ -17,9 +17,9 @@ from dist.mpi import MPI
 
 
 def missing_nccl() -> str | None:
-    """Why NCCL cannot be used in this process, or None."""
+    """Return why NCCL cannot be used in this process, or None."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # CuPy's own, of several lines, where the library is not found
+        warnings.simplefilter("ignore")  # CuPy's, of several lines, if it does not find the library
         try:
             from cupy.cuda import nccl
         except ImportError as error:
@@ -28,9 +28,9 @@ def missing_nccl() -> str | None:
 
 
 class NcclComm(DeviceComm):
-    """Each rank has a GPU of its own, `device`, as this process sees it. Collective.
+    """A communicator over NCCL: each rank has its own GPU, `device`, as this process sees it. Collective.
 
-    op: MPI's sum, as mpi4py's calls take it, for Allreduce also its maximum; NCCL has its own.
+    op: MPI.SUM as in mpi4py's calls, for Allreduce also MPI.MAX; NCCL's own operation is used.
     """
 
     def __init__(self, comm, device, stream, local_comm=None):
@@ -42,7 +42,7 @@ class NcclComm(DeviceComm):
         self._communicator = nccl.NcclCommunicator(self.size, unique_id, self.rank)
 
     def Reduce(self, send, receive, op=None, root: int = 0) -> None:
-        """The sum comes to `receive` of the root, or replaces its own vector: MPI.IN_PLACE."""
+        """Sum into `receive` of the root, or in place of its own vector: MPI.IN_PLACE."""
         own = receive if send is MPI.IN_PLACE else send
         target = own if receive is None else receive  # NCCL writes on the root alone
         self._communicator.reduce(*self._pair(own, target), own.size, *self._sum, root, self.stream.ptr)
@@ -60,7 +60,7 @@ class NcclComm(DeviceComm):
         self._communicator.reduceScatter(*self._pair(send, receive), receive.size, *self._sum, self.stream.ptr)
 
     def Reduce_scatter(self, send, receive, counts) -> None:
-        """To each rank the sum of its part of `send`, of counts[rank] elements."""
+        """Give each rank the sum of its part of `send`, of counts[rank] elements."""
         self._for_each_part(counts, lambda root, part: self.Reduce(send[part], receive, root=root))
 
     def Allgather(self, send, receive) -> None:
@@ -70,12 +70,12 @@ class NcclComm(DeviceComm):
         self._communicator.allGather(*pair, block, self._nccl.NCCL_FLOAT32, self.stream.ptr)
 
     def Allgatherv(self, send, receive) -> None:
-        """receive: the whole vector, each rank's part in its place (send is MPI.IN_PLACE), and the parts' elements."""
+        """Gather in place (send is MPI.IN_PLACE). receive: the whole vector, and the elements of each rank's part."""
         flat, counts = receive
         self._for_each_part(counts, lambda root, part: self.Bcast(flat[part], root))
 
     def send_and_receive(self, sends, receives) -> None:
-        """In one group, as a send waits for its receive, and whoever made them one by one might wait in a circle."""
+        """Make all calls in one group: a send waits for its receive, so single calls could wait in a circle."""
         types = {np.float32: self._nccl.NCCL_FLOAT32, np.uint16: self._nccl.NCCL_BFLOAT16}
         calls = [
             partial(call, _address(array, types), array.size, types[array.dtype.type], peer, self.stream.ptr)
@@ -89,7 +89,7 @@ class NcclComm(DeviceComm):
         self._nccl.groupEnd()
 
     def _for_each_part(self, counts, call) -> None:
-        """call(rank, its part) of all parts that are not empty; to NCCL one call, as it knows none of unequal parts."""
+        """Call call(rank, its part) for all non-empty parts, in one group: NCCL has no call for unequal parts."""
         self._nccl.groupStart()
         for root, (start, stop) in enumerate(pairwise(accumulate(counts, initial=0))):
             if start < stop:
@@ -106,7 +106,7 @@ class NcclComm(DeviceComm):
 
 
 def _address(array, types=(np.float32,)) -> int:
-    """Of an array that is what NCCL is told it is."""
+    """Return the address of an array; TypeError if it has another type than NCCL is told, or gaps."""
     if array.dtype.type not in types or not array.flags.c_contiguous:
         names = " or ".join(np.dtype(each).name for each in types)
         raise TypeError(f"NCCL is given {array.dtype} of strides {array.strides}, expected contiguous {names}")

@@ -18,7 +18,7 @@ from dist.waiting import nothing, wait, wait_nearby
 
 
 class StreamParts:
-    """By calls of comm, in the order of the compute: NCCL queues them, and the host waits for nothing.
+    """Sums by calls of comm, in the order of the compute: NCCL queues them, and the host waits for nothing.
 
     elements: of the largest array, of this dtype. phase(name, bytes): as dist.parts.new_parts has it. progress: for
     calls that wait; none does here.
@@ -57,7 +57,7 @@ class StreamParts:
         return rows
 
     def close(self) -> None:
-        """Nothing is shared."""
+        """Do nothing: no memory is shared."""
 
     def _combined(self, rows, op):
         with self._phase("tensor", 4 * rows.size):
@@ -76,7 +76,7 @@ class StreamParts:
 
 
 class PartsThroughHost:
-    """By dist/parts.py in host memory: rows are copied down into this rank's room, and their sum is copied up.
+    """Sums by dist/parts.py: rows are copied down into this rank's room in host memory, and their sum is copied up.
 
     The host waits for the compute before a sum and for the copy down; compute after it waits for the copy up.
     phase(name, bytes) times the copies; `parts`, which its maker closes, times the sums.
@@ -89,7 +89,7 @@ class PartsThroughHost:
 
     @property
     def progress(self):
-        """What the rank moves on while it waits."""
+        """The function that the rank calls while it waits."""
         return self._parts.progress
 
     def room(self, shape: tuple[int, ...]) -> None:
@@ -112,7 +112,7 @@ class PartsThroughHost:
         ends = np.cumsum([array.size for array in arrays])
         room = self._parts.room((int(ends[-1]),))
         hosts = np.split(room, ends[:-1])
-        wait(self._brought)  # from this room
+        wait(self._brought)  # a copy may still read this room
         if self._parts.rank == 0:
             for array, host in zip(arrays, hosts, strict=True):
                 self._bring_down(array, host)

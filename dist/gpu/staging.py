@@ -22,7 +22,7 @@ class Copied:
     def Test(self) -> bool:
         status = self._runtime.eventQuery(self.event.ptr)
         if status not in (0, NOT_READY):
-            self.event.synchronize()  # raises what has happened
+            self.event.synchronize()  # raises the error
         return status == 0
 
 

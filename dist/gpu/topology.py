@@ -25,15 +25,15 @@ _RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
 def gpu_topology(command=COMMAND, limit_s: float = OUTPUT_LIMIT_S) -> dict | None:
-    """This node's topology as parse_matrix gives it; None where nvidia-smi is missing, fails or hangs."""
+    """Return this node's topology as parse_matrix does; None if nvidia-smi is missing, fails or hangs."""
     output = tool_output(*command, limit_s=limit_s)
     return None if output is None else parse_matrix(output)
 
 
 def parse_matrix(text: str) -> dict | None:
-    """What `nvidia-smi topo -m` says of the GPUs, ready for JSON; None where it is not such a matrix.
+    """Parse the output of `nvidia-smi topo -m` into a dict, ready for JSON; None if it is no such matrix.
 
-    gpus: for each {"name": "GPU0", "cpus": "0-55,112-167", "numa": "0"}, None for what it does not say
+    gpus: for each {"name": "GPU0", "cpus": "0-55,112-167", "numa": "0"}, None where the output has no value
     nics: for each network card {"name": "NIC0", "device": "mlx5_0"}
     links: {"GPU0": {"GPU1": "NV18", "NIC0": "PIX", ...}, ...}, of each GPU to every other device
     """
@@ -54,11 +54,11 @@ def parse_matrix(text: str) -> dict | None:
 
 
 def _cells(line: str) -> list[str]:
-    """A line's cells: between tabs, or between spaces where a terminal has made spaces of them."""
+    """Split a line into cells: at tabs, or at spaces if a terminal has replaced the tabs."""
     return [cell.strip() for cell in line.split("\t")] if "\t" in line else line.split()
 
 
 def _affinity(cells: list[str]) -> dict[str, str | None]:
-    """The first two of the cells after the links, if they are numbers: N/A, or nothing, is what some machines say."""
+    """Return the first two cells after the links, if they are numbers: on some machines they are N/A or empty."""
     cpus, numa = ([*cells, "", ""])[:2]
     return {key: cell if _RANGES.fullmatch(cell) else None for key, cell in (("cpus", cpus), ("numa", numa))}

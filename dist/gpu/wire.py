@@ -1,9 +1,9 @@
 """The wire format of a vector on a GPU: dist/wire.py, queued on a stream.
 
-    packed(flat, part, errors)  what to send for flat[part]: a partial sum, or a final value, by the rank that made it
+    packed(flat, part, errors)  the array to send for flat[part]: a partial sum, or a final value of this rank
     unpacked(received)          the float32 values of a partial sum; valid until the next call
-    gathered(flat, part)        the memory that flat[part], final, is received into and sent on from
-    arrived(flat, part)         bring what was packed last, or gathered, into flat
+    gathered(flat, part)        the memory that final values of flat[part] are received into and sent on from
+    arrived(flat, part)         write the final values, packed or gathered, into flat
 
 part is a slice. errors is None, or float32 and as long as flat: the rank that rounds keeps there what rounding takes
 away, and adds it to the same element in the next exchange.

@@ -30,7 +30,7 @@ TAGS = 1 << 14
 
 
 class AllReduce:
-    """Base class of the three. Collective: all ranks of a world make one.
+    """Base class of the all-reduces below. Collective: all ranks of a world make one.
 
     segment_bytes: the most that one message holds. Messages use communicators of their own, apart from the program's.
     """
@@ -66,14 +66,14 @@ class AllReduce:
 
 
 class RingAllReduce(AllReduce):
-    """Around a ring of all ranks."""
+    """Sums around a ring of all ranks."""
 
     def _sum(self, flat: np.ndarray) -> None:
         self._around_a_ring(flat)
 
 
 class TreeAllReduce(AllReduce):
-    """Up and down two binary trees, each with half the array."""
+    """Sums up and down two binary trees, half of the array in each."""
 
     def _sum(self, flat: np.ndarray) -> None:
         tags, wire = (next(self._tags), next(self._tags)), self._wires[flat.dtype]
@@ -83,7 +83,7 @@ class TreeAllReduce(AllReduce):
 
 
 class HierarchicalAllReduce(AllReduce):
-    """Within each node, then around a ring of the nodes' leaders, then within each node."""
+    """Sums within each node, then around a ring of the nodes' leaders, and broadcasts within each node."""
 
     def _new_comm(self, world: World):
         self._local = world.local_comm.Dup()

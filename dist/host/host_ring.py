@@ -32,7 +32,7 @@ def allreduce(comm, flat, addends, start, stop, wire, tag, on_own_chunk=nothing)
 
 
 def reduce_scatter(comm, flat, addends, start, stop, wire, tag):
-    """Generator: sum the part of flat[start:stop] that this rank owns (`own_chunk`); the rest is overwritten."""
+    """Generator: leave the sum of this rank's part of flat[start:stop] (`own_chunk`); overwrite the rest."""
     sends = yield from _reduce_scatter(comm, flat, addends, start, stop, wire, tag)
     yield from sends
 
@@ -95,7 +95,7 @@ def all_gather(comm, flat, start, stop, wire, tag, earlier_sends=(), on_own_chun
 
 
 def _add(flat, segment, addends, *received) -> None:
-    """Add this rank's other vectors, and the received segment, to its own segment."""
+    """Add this rank's addends, and the received segment, to its own segment."""
     total = flat[slice(*segment)]
     for addend in (*(addend[slice(*segment)] for addend in addends), *received):
         total += addend

@@ -10,11 +10,11 @@ from functools import cache
 from dist.mpi import MPI
 from dist.wire import WireFormat
 
-_C_HANDLE = {4: ctypes.c_uint32, 8: ctypes.c_uint64}  # MPICH's are numbers, Open MPI's addresses
+_C_HANDLE = {4: ctypes.c_uint32, 8: ctypes.c_uint64}  # MPICH's handles are numbers, Open MPI's are addresses
 
 
 def new_operation(wire_format: WireFormat) -> "MpiSum | OwnSum":
-    """Return what adds vectors in that format, `op`; the caller closes it."""
+    """Return an object whose `op` adds vectors in that format; the caller closes it."""
     return MpiSum() if wire_format.operation == "mpi" else OwnSum(wire_format.is_lossy)
 
 
@@ -34,7 +34,7 @@ class OwnSum:
     """
 
     def __init__(self, bfloat16: bool = False, add=None):
-        """add: a loop compiled by numba that replaces those of sums.py."""
+        """Compile the operation. add: a loop compiled by numba, in place of those of sums.py."""
         from numba import types  # slow to import
 
         from dist.host import sums
@@ -60,7 +60,7 @@ class OwnSum:
 
 
 def _handle(kind):
-    """Return the C type of such a handle."""
+    """Return the C type of MPI's handles of this kind."""
     return _C_HANDLE[MPI._sizeof(kind)]
 
 

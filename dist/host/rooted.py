@@ -1,10 +1,10 @@
-"""Exchanges by MPI's own rooted collectives, those of all ranks under way at once: each rank is the root of a slice.
+"""Exchanges by MPI's own rooted collectives, all under way at once: each rank is the root of a slice.
 
     reduce-scatter: for each rank r: Ireduce(slice r) to r      all-gather: for each rank r: Ibcast(slice r) from r
 
 A call fills the port of its root's node, so it must not wait for the others. Slices are cut by nodes, so each node's
-port carries the same bytes as root. Calls begin with the first rank of every node, then the second ones: those under
-way have their roots on all nodes.
+port carries the same bytes as root. Calls begin with the first rank of every node, then the second ones, so the roots
+of the calls under way are on all nodes.
 
 A non-blocking collective advances only while this process is inside MPI. `ProgressEngine.progress` tests a request,
 which advances all that are under way.
@@ -20,8 +20,8 @@ from dist.ranges import cut_by_node, cut_range, local_ranks, longest
 from dist.waiting import Condition
 from dist.wire import WireFormat
 
-# A library's call makes its steps one after another, so a slice in pieces has several steps under way. A piece is
-# longer than a segment of our own messages, because each of its steps waits for the next test of its request.
+# A library's call makes its steps one after another, so slices are cut into pieces: several steps are then under way.
+# A piece is longer than a segment of our own messages, because each step waits for the next test of its request.
 PIECE_SEGMENTS = 4
 WINDOW = 64  # calls under way: the library holds a buffer for each
 
@@ -30,7 +30,7 @@ class RootedExchange:
     """Exchanges among the ranks of comm that add with `operation`, an MPI.Op. Collective.
 
     placement: the node of each rank. ranges: all that will be exchanged; owners and calls are found once, for all
-    steps. on_call: is told of each call's start and end, as CallsTogether's notice.
+    steps. on_call: as CallsTogether's notice.
     """
 
     errors = None
@@ -76,7 +76,7 @@ class RootedExchange:
 def pieces_of(placement: list[int], start: int, stop: int, length: int) -> list[tuple[int, tuple[int, int]]]:
     """Return (root, bounds) in the order of the calls: every root's first piece, then every second one.
 
-    Roots go round the nodes: the first rank of each, then the second ones. length: of a piece at most.
+    Roots go round the nodes: the first rank of each, then the second ones. length: the most elements of a piece.
     """
     slices = cut_by_node(placement, start, stop)
     local = local_ranks(placement)

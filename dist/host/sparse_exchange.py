@@ -25,7 +25,7 @@ import numpy as np
 from dist.sparse_gradient import SparseGradient, common
 
 TAG = 1  # messages between two ranks arrive in their order
-SEGMENT_BYTES, AHEAD = 1 << 18, 2  # of rows on their way, and so many segments each way
+SEGMENT_BYTES, AHEAD = 1 << 18, 2  # bytes of rows in a segment; segments under way each way
 
 
 class SparseExchange:
@@ -49,7 +49,7 @@ class SparseExchange:
         return self._owned[self._comm.rank].stretches
 
     def to_owners(self, flat):
-        """Return the ids that each rank has sent here."""
+        """Send rows to their owners, which add them. Return the ids that each rank has sent here."""
         table, ids = self._table(flat), self._sparse.union()
         parts = [owned.touched(ids) for owned in self._owned]
         told = yield from self._swap_ids(parts)
@@ -90,7 +90,7 @@ class SparseExchange:
         return flat[: self._sparse.shape[0] * self._sparse.shape[1]].reshape(self._sparse.shape)
 
     def _swap_ids(self, parts: list[np.ndarray]):
-        """Return the ids that each rank has sent here, in the order of the ranks; parts: what goes to each."""
+        """Return the ids that each rank has sent here, in the order of the ranks. parts: the ids for each rank."""
         counts = yield from self._swap([np.array([len(part)], np.int32) for part in parts], [1] * len(parts))
         return (yield from self._swap(parts, [int(count[0]) for count in counts]))
 
@@ -160,13 +160,13 @@ class Owned:
         )
 
     def touched(self, ids: np.ndarray) -> np.ndarray:
-        """Return those of the sorted ids whose rows it has a part of."""
+        """Return those of the sorted ids whose rows this rank owns at least in part."""
         is_touched = self._are_whole(ids)
         is_touched |= np.isin(ids, [row for row, *_ in self._cut])
         return ids[is_touched]
 
     def pieces(self, ids: np.ndarray) -> Iterator[tuple[np.ndarray, slice]]:
-        """Yield (indices of sorted ids, the columns of these rows that it owns)."""
+        """Yield (indices of sorted ids, the columns of these rows that the rank owns)."""
         yield np.flatnonzero(self._are_whole(ids)), slice(None)
         low, high = (bisect_left(self._cut, (row,)) for row in (ids[0], ids[-1] + 1))
         for row, start, stop in self._cut[low:high]:
@@ -205,6 +205,6 @@ def segments_bytes(rows: int, width: int) -> int:
 
 def _rows_of(table: np.ndarray):
     def give(ids, rows):
-        np.take(table, ids, axis=0, out=rows, mode="clip")  # which needs no second buffer: all ids are rows
+        np.take(table, ids, axis=0, out=rows, mode="clip")  # "clip" needs no second buffer; all ids are rows
 
     return give

@@ -1,4 +1,4 @@
-"""The compiled loops of an operation of our own (operation.py), and the C function around them that MPI calls."""
+"""The compiled loops of a user-defined operation (operation.py), and the C function around them that MPI calls."""
 
 import numba
 import numpy as np
@@ -8,10 +8,10 @@ _HANDLES = {4: types.uint32, 8: types.uint64}
 
 
 def mpi_user_function(add, number, element: int, handle_bytes: int, world: int, size_of, extent_of, abort):
-    """MPI_User_function(invec, inoutvec, length, datatype) in C: `add` for `length` elements of a datatype.
+    """Compile MPI_User_function(invec, inoutvec, length, datatype): `add` for `length` elements of a datatype.
 
-    number: numba's type of one number; element: the handle of MPI's type of it. That comes by itself, unless whoever
-    called MPI gave a type made of such. size_of, extent_of, abort: MPI's functions, by ctypes.
+    number: numba's type of one number; element: the handle of its MPI type. MPI passes another type only if its caller
+    used a derived one made of such numbers. size_of, extent_of, abort: MPI's functions, by ctypes.
     """
     item = number.bitwidth // 8
 
@@ -23,7 +23,7 @@ def mpi_user_function(add, number, element: int, handle_bytes: int, world: int, 
             extent_of(datatype[0], bounds.ctypes.data, bounds[1:].ctypes.data)
             if bounds[1] != size[0]:
                 abort(world, 1)
-                while True:  # MPICH's returns before the job is ended, and a wrong sum is not to be used
+                while True:  # MPICH's abort returns before the job ends, and nobody may use a wrong sum
                     size_of(datatype[0], size.ctypes.data)
             count = count * size[0] // item
         add(numba.carray(invec, count), numba.carray(inoutvec, count))
@@ -46,15 +46,15 @@ def add_bfloat16(added, total):
 
 @numba.njit(inline="always")
 def _widened(half):
-    """The float32 number that bfloat16's bits mean."""
+    """Return the float32 number that has these bfloat16 bits."""
     return np.uint32(np.uint32(half) << 16).view(np.float32)
 
 
 @numba.njit(inline="always")
 def _rounded(value):
-    """bfloat16's bits of a float32 number: to nearest, ties to even.
+    """Return the bfloat16 bits of a float32 number: to nearest, ties to even.
 
-    A NaN stays one: that of two bfloat16 numbers has an empty lower half.
+    A NaN stays a NaN: one that comes from two bfloat16 numbers has an empty lower half.
     """
     bits = np.uint32(np.float32(value).view(np.uint32))
     nearest = np.uint32(bits + np.uint32(0x7FFF) + np.uint32(np.uint32(bits >> 16) & np.uint32(1)))

@@ -12,12 +12,12 @@ LOOK_NS = 2_000_000  # between two tests of all calls: one takes 0.2 us under MP
 
 
 class CallsTogether:
-    """notice(name, bytes, root), if given, is called when a call starts; what it returns has `ended()` for the end."""
+    """Queue of calls. notice(name, bytes, root), if given, hears each start; its result's `ended()`, each end."""
 
     def __init__(self, most: int, notice: Callable | None = None):
         self._most, self._notice = most, notice
         self._queue, self._under_way, self._done, self._looked_at = deque(), deque(), 0, 0
-        self.count = 0  # of all that were queued
+        self.count = 0  # calls queued so far
 
     def queue(self, begin: Callable, name: str, size: int, root: int) -> None:
         """Queue a call that moves `size` bytes to or from `root`; begin() returns its request."""

@@ -125,7 +125,7 @@ class Observation:
         return self._stall(np.zeros(len(seen), bool), 0, waits, 0)
 
     def _stall(self, held_by: np.ndarray, first: int, waiting: np.ndarray, furthest: int) -> Stall:
-        """first: the index of the first rank that holds up, or of rank 0; furthest: of one that waits."""
+        """Make a Stall. first: index of the first rank that holds up others, or 0; furthest: of one that waits."""
         seen, is_silent = self._positions, bool(self._silent()[first])
         since = self._silent_s if is_silent else self._still_s
         return Stall(

@@ -1,1 +1,1 @@
-"""What lies between a model on a GPU and a strategy whose exchange buffers are elsewhere: copies, casts, AdamW."""
+"""Join a model on a GPU and a strategy whose exchange buffers are elsewhere: copies, casts, AdamW."""

@@ -37,7 +37,7 @@ class Bridge:
         self.place_of = None if slots is None else slots.slot_of  # None: each range has a place of its own
 
     def __getattr__(self, name):
-        """Everything else is the strategy's."""
+        """Pass on everything else to the strategy."""
         return getattr(self.strategy, name)
 
     def before_use(self, start, stop):
@@ -77,10 +77,10 @@ class CastingBridge(Bridge):
 class HostBridge(Bridge):
     """The exchange buffers are in host memory: gradients are copied down during backward, parameters up before use.
 
-    The strategy hears that gradients are final when their copy has landed. `progress` tests for that, and only `update`
-    waits. A strategy that does not keep gradients hears it at fixed moments instead, because it also gathers parameters
-    and all ranks must start their exchanges in one order: a range when the next one is final, the last one at once.
-    From then on the range's place in host memory and on the GPU may be written again.
+    The strategy is told that gradients are final when their copy has landed. `progress` tests for that, and only
+    `update` waits. A strategy that does not keep gradients also gathers parameters, and all ranks must start their
+    exchanges in one order. So it is told at fixed moments: of a range when the next one is final, of the last one at
+    once. From then on the range's place in host memory and on the GPU may be written again.
     """
 
     def __init__(self, strategy, model: FlatPair, exchanged: FlatPair, tracer, rounded, staging: HostStaging):
@@ -98,7 +98,7 @@ class HostBridge(Bridge):
         super().before_use(start, stop)
 
     def _bring(self, start, stop):
-        # A place of its own is free when the work queued before the update is done; a shared one, the work queued now.
+        # A place of its own is free after the work queued before the update, a shared place after the work queued now.
         is_free = self.before_update if self.place_of is None else self.staging.computed()
         host = self.exchanged.parameters[start:stop]
         if self.rounded is None:
