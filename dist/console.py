@@ -45,7 +45,7 @@ def say(*text, end: str = "\n", on_stderr: bool = False) -> None:
 
 def _end_quietly(kind, error, trace) -> None:
     """Print no traceback for an error of stdout itself: an excepthook. Python then exits with code 1."""
-    # An error of a file that was opened by its name has that name.
+    # The error of a file that was opened by name has that name; stdout's has none.
     problem = _flush(sys.stdout, b"\n") if isinstance(error, OSError) and error.filename is None else None
     if problem is None:
         sys.__excepthook__(kind, error, trace)

@@ -18,7 +18,7 @@ from dist.waiting import barrier, nothing, wait_nearby
 from dist.wire import WireFormat
 from dist.world import World
 
-SMALL = 1 << 14  # elements: every rank adds so few for itself, which saves a synchronization
+SMALL = 1 << 14  # elements: every rank adds up to this many itself, which saves a synchronization
 
 
 def new_parts(parts_world: World, elements: int, phase, progress=nothing) -> "SharedParts | RingParts":

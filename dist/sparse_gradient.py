@@ -9,7 +9,7 @@ import numpy as np
 
 from dist.waiting import nothing
 
-NEXT = 1  # step
+NEXT = 1  # steps ahead
 
 
 class SparseGradient:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-# Linux adds up to 50 us of timer slack to each (prctl(2)): a shorter pause than the first would not end earlier.
+# Linux adds up to 50 us of timer slack to each sleep (prctl(2)): a shorter first pause would not end earlier.
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 3e-4
 POLLING_S = 100e-6  # twice what the first pause and its slack take
 

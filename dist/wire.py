@@ -96,7 +96,7 @@ class BFloat16Wire(Wire):
     the same element in the next exchange (Seide et al. 2014, Karimireddy et al. 2019).
     """
 
-    dtype = np.dtype(np.uint16)  # MPI has no bfloat16: what travels are the bits, as whole numbers
+    dtype = np.dtype(np.uint16)  # MPI has no bfloat16: the bits travel as whole numbers
 
     def __init__(self, size: int, segment_bytes: int, error_feedback: bool = False):
         super().__init__(segment_bytes)
@@ -109,7 +109,7 @@ class BFloat16Wire(Wire):
             flat[start:stop] += self.errors[start:stop]
         round_to_bfloat16(flat[start:stop], self.half[start:stop])
         if self.errors is not None:
-            with np.errstate(invalid="ignore"):  # of an infinite gradient: a NaN, which the strategy forgets
+            with np.errstate(invalid="ignore"):  # an infinite gradient gives a NaN, which Strategy.clip drops
                 np.subtract(flat[start:stop], self.unpacked(self.half[start:stop]), out=self.errors[start:stop])
         return self.half[start:stop]
 

@@ -19,7 +19,7 @@ from dist.shared_memory import start_problem
 from dist.waiting import barrier
 
 PRINTING_S = 0.3  # a launcher that aborts may drop output that it has not forwarded yet
-SPEAKING_S = 1.0  # a rank waits so long for the rank before it, which may print the same mistake
+SPEAKING_S = 1.0  # each rank waits this long for the rank before it, which may print the same mistake
 ABORTING_S = 3.0  # MPI_Abort may hang; a rank that exits ends the job too
 
 
@@ -234,7 +234,7 @@ def threads_per_rank(world: World) -> int:
     sharers = Counter(core for cores, _ in everyone for core in cores)
     members = Counter(group for _, groups in everyone for group in groups)
     shares = [sum(1 / sharers[core] for core in own), *(cores / members[group] for group, cores in quotas.items())]
-    threads = max(1, int(min(shares) + 1e-9))  # three thirds are one, rounding or not
+    threads = max(1, int(min(shares) + 1e-9))  # three thirds make one, despite rounding
     limits = [os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK")]
     least = min([threads, *(int(limit) for limit in limits if limit.isdecimal() and int(limit) > 0)])
     return world.comm.allreduce(least, MPI.MIN)

@@ -15,7 +15,7 @@ from strategies.traits import Traits
 
 @dataclass(frozen=True)
 class Job:
-    """What a strategy works with.
+    """The data and tools that a strategy gets.
 
     world           this rank's place; `world.comm` has collectives for arrays in host memory, or for arrays on GPUs
     buffers         flat float32 `parameters`, filled, and `gradients`, (size,) each, size a multiple of the ranks. The

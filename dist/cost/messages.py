@@ -82,7 +82,7 @@ def in_turn(*calls: Messages) -> Messages:
 
 
 def rooted_calls(setting: Setting, collective: str) -> list[Messages]:
-    """List one call of a rooted collective per rank: the rank is the root of its slice of the vector."""
+    """List one call of a rooted collective per rank, which is the root of its own slice of the vector."""
     slices, calls = setting.blocks(len(setting.placement)), []
     for start, stop in cut(len(slices), len(slices) if len(slices) <= MOST_ROOTS else FEW_ROOTS):
         root = (start + stop - 1) // 2  # stands for all roots from start to stop, which are alike
@@ -129,7 +129,7 @@ def ring_of_nodes(setting: Setting) -> Messages:
 
 
 def rings_of_ranges(setting: Setting, steps: list[tuple[str, int]]) -> Messages:
-    """Go range by range around the ring of all ranks. steps: ("reduce-scatter" or "all-gather", index of the range).
+    """Send the ranges one by one around the ring of all ranks. steps: ("reduce-scatter" or "all-gather", range index).
 
     Without known ranges the whole vector, range 0, stands for many small ones.
     """

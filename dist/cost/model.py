@@ -24,7 +24,7 @@ from dist.cost.sparse_rows import Rows, SparseMessages
 from dist.cost.stages import Stage, node_traffic
 
 # An Ethernet frame of 1514 bytes carries 1448 bytes of TCP data. 24 more bytes are on the wire, but a shaper does not
-# count them. It stretches the time by 1.045, and so did every long transfer on the virtual cluster.
+# count them. Headers stretch the time by 1.045, as in every long transfer on the virtual cluster.
 TCP_HEADERS = 1514 / 1448
 # A replay costs some microseconds for each turn of a message in a port's queue, times the messages under way then.
 MOST_REPLAYED = 500_000  # messages times ranks
@@ -118,7 +118,7 @@ def _prediction(stages, cluster: Cluster, library: str, bound_s: float, algorith
 
 
 def lower_bound_s(cluster: Cluster, size_bytes: int) -> float:
-    """Return 2 (M-1)/M D/B: what every node must send and receive in an allreduce without switch support."""
+    """Return 2 (M-1)/M D/B, the least seconds of an allreduce at the slowest port's rate, without switch support."""
     slowest = min(np.min(cluster.rate_in), np.min(cluster.rate_out))
     return float(2 * (cluster.nodes - 1) / cluster.nodes * size_bytes / slowest)
 

@@ -52,8 +52,8 @@ def smp(call: MpiCall, resolve) -> tuple[list[Stage], list[str]]:
 def han(call: MpiCall) -> list[Stage]:
     """Make Open MPI's HAN: segments of 64 KiB, so that node sum, leaders' exchange and node broadcast overlap.
 
-    Among the leaders it calls libnbc. Its algorithms were counted with 3, 4 and 5 leaders; the model uses those of 5
-    for more.
+    Among the leaders it calls libnbc. Its algorithms were counted with 3, 4 and 5 leaders; more are assumed to use
+    those of 5.
     """
     if call.collective == "allgather":
         return _han_all_gather(call)

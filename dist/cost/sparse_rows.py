@@ -57,7 +57,7 @@ def rows_everywhere(placement: np.ndarray, rows: Rows) -> list[Stage]:
 
 
 def node_rows_everywhere(placement: np.ndarray, rows: Rows) -> list[Stage]:
-    """Send each node's sums to their owners, which add them, and the sums to all nodes."""
+    """Send each node's sums to the rows' owners, which add them, and the sums to all nodes."""
     return _everywhere(_leaders(placement), np.array(rows.of_nodes), rows)
 
 
@@ -86,8 +86,8 @@ def _to_owners(members: np.ndarray, counts: np.ndarray, rows: Rows) -> Stage:
 
 
 def _each_to_all(members: np.ndarray, held: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (owners, holders, bytes) of all pairs: each owner has an even share of `held`, (len(members),). Beyond
-    MOST_MEMBERS one pair per holder stands for all, with the sum of their bytes."""
+    """Return (one, another, bytes) of all pairs of members: an even share of the other's `held`, (len(members),).
+    Beyond MOST_MEMBERS one pair per member stands for all, with the sum of their bytes."""
     count = len(members)
     if count > MOST_MEMBERS:
         return np.roll(members, count // 2), members, held * (count - 1) / count

@@ -86,7 +86,7 @@ class WholeStep:
         ends = np.array(ranks)[np.stack([stage.source[crosses], stage.destination[crosses]])]
         messages = np.stack([*ends, stage.repeat * stage.size[crosses]], axis=1)
         least_s, after_s = beside_ports(stage, replace(self.cluster, placement=nodes))
-        after_s = stage.repeat * after_s - (self.links.latency_s if crosses.any() else 0.0)  # one precedes the meeting
+        after_s = stage.repeat * after_s - (self.links.latency_s if crosses.any() else 0.0)  # one latency precedes it
         return SyncPoint(len(ranks), list(map(tuple, messages.tolist())), stage.repeat * least_s, after_s)
 
 

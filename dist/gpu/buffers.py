@@ -10,7 +10,7 @@ from dist.sharded import ShardedGradients, ShardedParameters, Slots
 
 
 def array_dtype(name: str) -> np.dtype:
-    """The dtype of arrays of float32 or bfloat16, in NumPy and in CuPy."""
+    """Return the dtype of arrays of float32 or bfloat16, in NumPy and in CuPy."""
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 

@@ -26,7 +26,7 @@ class LinksThroughHost:
         self._sent, self._received = (self._pinned(count) for _ in range(2))
         self._sent_head = None  # made when the head first travels, as _received_head is
         self._received_head = None
-        self._head = None  # where it goes on the GPU
+        self._head = None  # its destination on the GPU
         self._brought = staging.computed()
 
     def receive(self, direction: int, into) -> None:

@@ -100,7 +100,7 @@ class HostStaging:
         try:
             self._runtime.hostRegister(array.ctypes.data, array.nbytes, 0)
         except self._runtime.CUDARuntimeError:
-            return  # too much memory is locked, or the driver cannot: see above
+            return  # too much memory is locked, or the driver cannot pin: CUDA then uses its own
         self._pinned.append(array)
 
     def close(self) -> None:

@@ -51,9 +51,9 @@ class DeviceBFloat16Wire:
             half[:] = values
         else:
             lost = errors[part]
-            lost += values  # what is to be sent
+            lost += values  # the exact values
             half[:] = lost
-            values[:] = half  # what is sent
+            values[:] = half  # the rounded values
             lost -= values
         return half.view(self.dtype)
 

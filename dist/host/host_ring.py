@@ -111,7 +111,7 @@ def _receive(comm, arriving, ahead, buffer_of, take, tag, earlier_sends=()):
             yield request
             take(index - ahead, arriving[index - ahead], buffer)
         if index < len(arriving):
-            if earlier_sends:  # of the memory that the next receive overwrites
+            if earlier_sends:  # wait for the send from the memory that the next receive overwrites
                 yield earlier_sends[index]
             buffer = buffer_of(index, *arriving[index])
             posted.append((buffer, comm.Irecv(buffer, source, tag)))
