@@ -14,10 +14,10 @@ NO_LIMIT = 1 << 60  # groups of version 1 without a memory limit show a larger n
 
 
 def own_groups(controller: str, places=PLACES) -> list[Path]:
-    """Return the folders of this process's group and those around it, inmost first. controller: of version 1, or
-    VERSION_2.
+    """Return the folders of this process's group and of the groups around it, inmost first; [] without such a tree.
 
-    [] without such a tree."""
+    controller: of version 1, or VERSION_2.
+    """
     mount, own = places
     for line in text_of(own).splitlines():
         _, controllers, path = line.split(":", 2)

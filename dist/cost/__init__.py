@@ -4,6 +4,6 @@ model.py             the prediction               messages.py   building blocks 
 stages.py            messages under way at once   replay.py     ranks at their own pace, on shared ports
 mpi_choices.py       the algorithm that an MPI library picks for a call (mpi_calls.py)
 mpi_algorithms.py    those algorithms; rabenseifner.py, mpi_compositions.py: the larger ones
-overlap.py           the time that --overlap hides   memory.py     bytes that a rank holds
-model_parallel.py    models that ranks share         whole_step.py   their whole step, replayed
+overlap.py           time that --overlap hides    memory.py     bytes that a rank holds
+model_parallel.py    models that ranks share      whole_step.py their whole step, replayed
 """

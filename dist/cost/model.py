@@ -37,7 +37,7 @@ class Cluster:
 
     placement: node of each rank. rate_in, rate_out: bytes/s of the nodes' ports, one number or one per node. latency_s:
     of one message between nodes, software included. tcp: whether two ranks share one TCP connection (replay.py).
-    nominal: whether the rates are the links' own, which TCP/IP's headers share; else they are measured on plain bytes.
+    nominal: whether the rates are the links' own, TCP/IP's headers included; else they are measured on plain bytes.
     local_rate, local_reduce_rate: bytes/s at which an MPI call moves, or sums, a vector between two ranks of a node.
     add_rate: bytes/s at which a rank adds received data. The defaults of these three are a free core's: measure them
     where ranks share cores. queue_bytes: bytes of one message that a port accepts before it serves the next (TCP's

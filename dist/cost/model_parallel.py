@@ -154,10 +154,10 @@ class Seats:
         return self._between_s(self.nodes[0], self.nodes[-1], embedding / self.parts) if self.stages > 1 else 0.0
 
     def _between_s(self, upper: np.ndarray, lower: np.ndarray, share: float) -> float:
-        """Return the seconds of `share` bytes from each rank of a stage to its peer in another, or back: the longer
-        way.
+        """Return the seconds of `share` bytes between each rank of a stage and its peer in another: the longer way.
 
-        All replicas and shards send at once, through the ports that they share."""
+        All replicas and shards send at once, through the ports that they share.
+        """
         crosses, local_s = (upper != lower).ravel(), share / self.cluster.local_rate
         if not crosses.any():
             return local_s

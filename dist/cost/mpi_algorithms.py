@@ -101,10 +101,10 @@ def scattered_bcast(call: MpiCall, gather) -> list[Stage]:
 
 
 def binomial_scatter(order, blocks) -> list[Stage]:
-    """Scatter from the first member: each sender passes on half of its blocks at a time, to the farthest receiver
-    first.
+    """Scatter from the first member: a sender passes on half of its blocks at a time, the farthest half first.
 
-    A stage is one distance, because a rank sends to one receiver after another."""
+    A stage is one distance, because a rank sends to one receiver after another.
+    """
     edges = np.concatenate([[0], np.cumsum(blocks)])
     receivers = np.arange(1, len(order))
     distance = receivers & -receivers

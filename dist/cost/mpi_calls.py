@@ -83,7 +83,7 @@ class MpiCall:
 
     @property
     def few_elements(self) -> bool:
-        """Whether there are fewer elements than blocks: one for each of the largest power of two of members."""
+        """Whether there are fewer elements than blocks, which are as many as the largest power of two of members."""
         return self.size // self.item < 1 << (self.count.bit_length() - 1)
 
     @property

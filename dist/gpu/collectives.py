@@ -17,7 +17,7 @@ class AllreduceCall:
 
 
 class DeviceCollectives:
-    """Reduce-scatters and all-gathers of ranges. owners: the number of ranks, the first, that own a part; None: all."""
+    """Reduce-scatters and all-gathers of ranges. owners: only so many ranks, from rank 0 on, own a part; None: all."""
 
     def __init__(self, comm: DeviceComm, ranges, wire_format=None, owners: int | None = None):
         self._comm, self._owners = comm, owners or comm.size

@@ -39,10 +39,10 @@ class EndWithoutGone:
         self._first, self._all = new_observation(), new_observation()
 
     def look(self) -> list[int] | None:
-        """Return the ranks that are gone; [] if another rank has named them and this one must end, too; None if none is
-        gone.
+        """Return the gone ranks; [] if another rank has named them and this one must end; None if none is gone.
 
-        Call it often from the moment when SIGTERM has come to this rank."""
+        Call it often from the moment when SIGTERM has come to this rank.
+        """
         self._live.pulse(is_asked=True)
         if self._live.unseen:  # a rank there may live, and do what was asked for
             return None
