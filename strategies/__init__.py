@@ -76,10 +76,10 @@ def is_auto(strategy: str) -> bool:
 
 
 def candidates(strategy: str, device: str) -> dict[str, type[Strategy]]:
-    """Return the strategies `auto` or `auto:FILE,FILE` may choose on a device, "host" or "gpus": {--strategy's value:
-    class}.
+    """Return {--strategy's value: class} that `auto` or `auto:FILE,FILE` may choose on a device, "host" or "gpus".
 
-    A user's own strategy is tried wherever it can run."""
+    A user's own strategy is tried wherever it can run.
+    """
     files = [file for file in strategy.partition(":")[2].split(",") if file]
     own = {file: find(file) for file in files if device == "host" or find(file).traits.on_gpus}
     return {name: kind for name, kind in STRATEGIES.items() if device in kind.traits.auto} | own

@@ -140,7 +140,7 @@ class HierarchicalSharded(Hierarchical):
         return self.exchange.all_gather(self.parameters, self._middle(start, stop), stop)
 
     def _then_arrive(self, gathering, turn):
-        """Gather a rail's part. Arrive when `turn` arrivals have been made: they keep the order of the gathers."""
+        """Gather a rail's part, and arrive after `turn` arrivals: they keep the order of the gathers."""
         yield self.node.arrived(self.local_ranks, self.at_update)
         yield from gathering
         yield Condition(lambda: self.arrivals == turn)  # several are under way and may end in any order

@@ -2,9 +2,9 @@
 
     for each r: Reduce(gradients[slice r]) to r;  AdamW on the own slice;  for each r: Bcast(parameters[slice r])
 
-It sends as many bytes as reduce-bcast, spread over the nodes' ports. Each rank holds 1/N of the optimizer state (2 D /
-N). The N calls run one after another, so at any moment the port of one root's node is full and the others are idle.
-Compare it with `sliced`, which has all calls under way at once.
+It sends as many bytes as reduce-bcast, spread over the nodes' ports. Each rank holds 1/N of the optimizer state,
+2 D / N. The N calls run one after another, so at any moment the port of one root's node is full and the others are
+idle. Compare it with `sliced`, which has all calls under way at once.
 """
 
 from dist.cost.memory import Memory

@@ -7,7 +7,7 @@
 
 The ranges are the layers, the embeddings, the final LayerNorm; each is cut among all ranks. A rank holds D parameters
 and, for its parts, 3 D / N: sums and moments. No gradient vector is whole: layers write their gradients to two buffers
-in turn, one travels while the next is computed (--overlap), and the embeddings have a buffer of their own. Each rank
+in turn: one travels while the next is computed (--overlap), and the embeddings have a buffer of their own. Each rank
 sends and receives (N-1)/N D per microbatch, and as much per step for the parameters. With rounding on the wire a rank
 also keeps its part of the parameters in float32 (D / N).
 """

@@ -93,10 +93,9 @@ def _rates(leaders, size: int, direction: int) -> dict[str, float]:
 
 
 def _streams(leaders, direction: int, sends: bool, receives: bool, lengths_s: tuple[float, ...], size: int) -> tuple:
-    """Return rates (out, in) to the leader `direction` further in the ring, and from the one behind. Streams get longer
-    until all rates have settled, or the lengths are used up.
+    """Return rates (out, in) to the leader `direction` further in the ring, and from the one behind.
 
-    sends, receives: whether this leader does.
+    Streams get longer until all rates have settled. sends, receives: whether this leader does.
     """
     to, source = ((leaders.rank + step) % leaders.size for step in (direction, -direction))
     for seconds in lengths_s:
