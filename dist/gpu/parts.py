@@ -112,7 +112,7 @@ class PartsThroughHost:
         ends = np.cumsum([array.size for array in arrays])
         room = self._parts.room((int(ends[-1]),))
         hosts = np.split(room, ends[:-1])
-        wait(self._brought)  # a copy may still read this room
+        wait(self._brought)  # from this room
         if self._parts.rank == 0:
             for array, host in zip(arrays, hosts, strict=True):
                 self._bring_down(array, host)
