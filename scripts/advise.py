@@ -145,7 +145,7 @@ def check_given(arguments) -> None:
 
 
 def overrides(arguments) -> tuple:
-    """Return (placement, bytes/s, latency in s, library); None stands for the run's own."""
+    """Return (placement, bytes/s, latency in s, library) from the flags; None: keep the run's value."""
     placement = None
     if arguments.nodes or arguments.ranks:
         if not arguments.nodes:
@@ -183,7 +183,7 @@ def described_training(arguments) -> Training:
 
 
 def described_rows(arguments) -> Rows | None:
-    """Return the expected sparse embedding gradient, which train.py exchanges apart with --overlap."""
+    """Estimate the sparse embedding gradient, which train.py exchanges separately with --overlap."""
     config = PRESETS[arguments.model]
     placement = place_ranks(arguments.nodes, arguments.ranks, arguments.ranks_per_node)
     sequences = (arguments.batch_size or DEFAULT_BATCH) * arguments.grad_accum
@@ -271,7 +271,7 @@ def table(rows: list[dict]) -> str:
 
 
 def compared_text(row: dict) -> str:
-    """Return the range of a calibrated row and how it compares with the run; else nothing."""
+    """Return the range of a calibrated row and how it compares with the run; "" for other rows."""
     if "compared" not in row:
         return ""
     low, high = (short_number(end, 1e3) for end in row["range_s"])

@@ -81,7 +81,7 @@ def parse():
         "--peak-tflops", type=float, help="with cupy: 100%% in MFU (this GPU's datasheet, dense bfloat16)"
     )
     parser.add_argument("--json", type=Path, help="write all measurements to this file")
-    parser.add_argument("--contender", nargs=2, help=argparse.SUPPRESS)  # what each one's process is given: NAME SHAPE
+    parser.add_argument("--contender", nargs=2, help=argparse.SUPPRESS)  # starts a contender's process: NAME SHAPE
     settings = parser.parse_args()
     settings.vs = dict(settings.vs)
     if settings.backend == "cupy":

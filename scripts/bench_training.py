@@ -92,7 +92,7 @@ def bench(settings, training: list[str], world) -> dict:
 
 
 def contenders(settings, training: list[str], world, s, config) -> dict:
-    """Return by name the function that starts a turn: an iterator of (seconds, loss) of its steps. Collective."""
+    """Return {name: function that starts a turn}. A turn iterates over (seconds, loss) of its steps. Collective."""
     makers = {name: partial(ours.train, world, name, training, s.steps, settings.out) for name in ours.FORMS}
     if not has_torch():
         world.print("PyTorch is not installed (pip install torch), so ours is measured alone")
@@ -121,7 +121,7 @@ def check_names(names: list[str], makers: dict) -> None:
 
 
 def measure(world, makers: dict, turns: int) -> tuple[dict, dict]:
-    """Return ({contender: for each turn [(seconds, loss), ...]}, {contender that fails here: why}). Collective."""
+    """Return ({contender: [(seconds, loss), ...] for each turn}, {failed contender: why}). Collective."""
     found = {name: [] for name in makers}
     left_out = {}
     remaining = dict(makers)
@@ -140,7 +140,7 @@ def measure(world, makers: dict, turns: int) -> tuple[dict, dict]:
 
 
 def one_turn(steps: Iterator[tuple[float, float]]) -> tuple[list, str | None]:
-    """Return (the steps, the error that ended them or None). The contender's memory is free on return."""
+    """Return (the steps, the error that ended them or None). Free the contender's memory."""
     try:
         return list(steps), None
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:  # PyTorch refuses some over gloo

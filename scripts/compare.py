@@ -79,12 +79,12 @@ def compare(arguments) -> int:
 
 
 def default_rounds(names: list[str], training: list[str]) -> int:
-    """Return one if there is only one strategy, or if the user's training may take hours."""
+    """Return the number of rounds: 1 for a single strategy, and if the user's training may take hours."""
     return ROUNDS if len(names) > 1 and training == DEFAULT_TRAINING else 1
 
 
 def in_turns(names: list[str], rounds: int) -> list[tuple[int, str]]:
-    """Return (round, name), rounds from 1: A B C, then C B A, so that a steady drift affects all alike."""
+    """Return (round, name), rounds from 1: A B C, then C B A, so that a steady drift affects all equally."""
     return [(at + 1, name) for at in range(rounds) for name in (reversed(names) if at % 2 else names)]
 
 
@@ -119,7 +119,7 @@ def train(name: str, ranks: int, out: Path, training: list[str]) -> int:
 
 
 def run(command: list[str], **options) -> int:
-    """Run a command out of the terminal's reach: Ctrl-C comes to this program, which then ends the command."""
+    """Run a command in its own session: Ctrl-C reaches only this program, which then ends the command."""
     options |= {"stdin": subprocess.DEVNULL, "start_new_session": True}
     return run_process(command, partial(end_process, grace_s=GRACE_S), **options)
 

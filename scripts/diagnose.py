@@ -21,7 +21,7 @@ from traces import RunError, read_run
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status, 2 for an unusable run folder."""
+    """Print the diagnosis. Return the exit status: 2 for an unusable run folder."""
     settings = parse(arguments)
     try:
         answer = diagnose(read_run(settings.run, allow_missing=True, start=settings.start))

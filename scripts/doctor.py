@@ -69,7 +69,7 @@ def parse() -> argparse.Namespace:
 
 
 def examine_together(facts: dict, settings, limit: TimeLimit) -> int:
-    """Return the exit code, on all ranks. Errors of single ranks are facts by now, so all make the same calls."""
+    """Measure on all ranks and return the exit code. Errors of single ranks are facts, so all make the same calls."""
     from mpi4py.MPI import COMM_TYPE_SHARED
 
     from dist.world import install_abort_hook, lost_ranks, start_mpi, world_of
@@ -79,7 +79,7 @@ def examine_together(facts: dict, settings, limit: TimeLimit) -> int:
     install_abort_hook(comm)
     if problem := lost_ranks(comm.size, settings.expect_ranks, os.environ):
         facts["lost"] = problem
-        if comm.size == 1:  # one of many processes that all say so
+        if comm.size == 1:  # each of the unconnected processes reports this
             return report([facts], settings, brief=True)
     limit.stage = "meeting the other ranks: one of them may have ended, or not be reachable"
     world = world_of(comm, comm.Split_type(COMM_TYPE_SHARED, key=comm.rank))
@@ -96,7 +96,7 @@ def examine_together(facts: dict, settings, limit: TimeLimit) -> int:
 
 
 def report(ranks: list[dict], settings, brief: bool = False) -> int:
-    """Print and write what was found, in one line if `brief`. Returns the exit code."""
+    """Print and write the findings, in one line if `brief`. Return the exit code."""
     problems = find_problems(CHECKS, ranks, settings.model)
     found = as_dict(ranks, problems)
     if settings.json == "-":

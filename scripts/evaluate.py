@@ -39,7 +39,7 @@ def evaluate(settings, world) -> None:
     s = settings
     with world.together(UserError):
         if world.rank == 0 and settings.json:
-            place_of_file(settings.json)  # before the hours that an evaluation may take
+            place_of_file(settings.json)  # fail before the hours that an evaluation may take
     model = load_model(Path(s.model), s.seq_len, s.stride, s.batch_size, s.backend, s.dtype, s.threads, world)
     evaluations = {}
     if s.val_data:
@@ -58,7 +58,7 @@ def evaluate(settings, world) -> None:
 
 
 def parse(arguments=None) -> argparse.Namespace:
-    """Return the flags. A mistake in them ends the program with one line."""
+    """Parse the flags. A mistake in them ends the program with one line."""
     parser = OneLineParser(__doc__)
     add = parser.add_argument
     add("model", metavar="RUN|PATH", help="a run folder, a checkpoint, or weights: .bin, .safetensors")

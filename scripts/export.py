@@ -45,7 +45,7 @@ FLAGS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the program. Returns the exit status: 2 if the run cannot be read or the output cannot be written."""
+    """Run the program. Return the exit status: 2 if the run cannot be read or the output cannot be written."""
     settings = parse(arguments)
     try:
         paths = export(settings)
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def export(settings: argparse.Namespace) -> list[Path]:
-    """Write the requested format. Returns the paths. RunError, UserError, OSError."""
+    """Write the requested format and return the paths. Raise RunError, UserError or OSError."""
     if settings.format in TRACES:
         return export_trace(settings)
     if settings.format == "tensorboard":
@@ -84,9 +84,9 @@ def export(settings: argparse.Namespace) -> list[Path]:
 
 
 def exported_tokenizer(asked: str | None, path: Path, vocab_size: int) -> tuple[tiktoken.Encoding | None, str]:
-    """Return the model's tokenizer and ""; or None and why: it is not known, or its files are missing.
+    """Return the model's tokenizer and ""; or None and the reason: it is unknown, or its files are missing.
 
-    asked: --tokenizer. UserError: it is not available, or has more tokens than the model.
+    asked: --tokenizer. Raise UserError if it is not available or has more tokens than the model.
     """
     try:
         return choose_tokenizer(asked, path, vocab_size), ""
@@ -97,13 +97,13 @@ def exported_tokenizer(asked: str | None, path: Path, vocab_size: int) -> tuple[
 
 
 def export_trace(settings: argparse.Namespace) -> list[Path]:
-    """Write three files for Paraver, one for Perfetto, or a folder in OTF2. Returns the paths."""
+    """Write three files for Paraver, one for Perfetto, or a folder in OTF2. Return the paths."""
     if settings.format == "otf2":
         return export_otf2(settings)
     out = settings.out
     write_trace = paraver.export if settings.format == "paraver" else chrome.export
     if not out.name or (settings.format == "perfetto" and out.exists()):
-        place_of_file(out)  # refuses before the minutes that a long trace takes
+        place_of_file(out)  # fail before the minutes that a long trace takes
     run = read_traced_run(settings)
     with replacing_in(out.parent) as folder:
         written = write_trace(run, folder / out.name)
@@ -111,7 +111,7 @@ def export_trace(settings: argparse.Namespace) -> list[Path]:
 
 
 def export_otf2(settings: argparse.Namespace) -> list[Path]:
-    """Write a folder in OTF2. UserError: the package otf2 is missing."""
+    """Write a folder in OTF2. Raise UserError if the package otf2 is missing."""
     try:
         from traces.export import otf2
     except ImportError as error:
@@ -125,7 +125,7 @@ def export_otf2(settings: argparse.Namespace) -> list[Path]:
 
 
 def read_traced_run(settings: argparse.Namespace) -> Run:
-    """Read the run and print what is missing."""
+    """Read the run and print which of its files are missing."""
     run = read_run(settings.run, allow_missing=True, start=settings.start)
     for text in run.missing:
         print(f"export.py: {text}", file=sys.stderr)

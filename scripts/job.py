@@ -19,13 +19,13 @@ from scripts.settings.command_line import Parser
 
 FOLDER = Path(__file__).parent / "slurm"
 SRUN = "srun"
-LAUNCHERS = {SRUN: "", "mpirun": "'s mpirun"}  # and how the script marks its line, behind the MPI's name
+LAUNCHERS = {SRUN: "", "mpirun": "'s mpirun"}  # and the mark of its line, behind the MPI's name
 # A line of the script that starts ranks: commented out or not, the command, its mark.
 LAUNCH = re.compile(r"^(?:# )?(launch=\(.*# (.+))$", re.MULTILINE)
 
 
 def main(words: list[str] | None = None) -> int:
-    """Print the script. Returns the exit status."""
+    """Print the script. Return the exit status."""
     asked = parse(words)
     script = (FOLDER / f"{'sweep' if asked.sweep else 'train'}.sbatch").read_text()
     line = f"python={shlex.quote(sys.executable)}"
@@ -38,7 +38,7 @@ def main(words: list[str] | None = None) -> int:
         else:
             whose = family + LAUNCHERS[asked.launcher or SRUN]
             script = LAUNCH.sub(lambda found: found[1] if found[2] == whose else f"# {found[1]}", script)
-    print(script, end="", flush=True)  # not say: half a script on a full disk is a mistake
+    print(script, end="", flush=True)  # not say: half a script on a full disk is an error
     return 0
 
 

@@ -29,7 +29,7 @@ from traces.verdict.titles import shown_in
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status, 2 for an unusable run folder or a file that cannot be written."""
+    """Draw and report. Return the exit status: 2 if a run folder is unusable or a file cannot be written."""
     settings = parse(arguments)
     try:
         runs = [read_run(path, allow_missing=True, start=settings.start) for path in settings.runs]
@@ -75,7 +75,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def measure_rounds(runs: list[Run], rounds: int) -> list[TimedRun]:
-    """Merge each run of the first round with its repetitions. UserError if a round lacks one."""
+    """Merge each run of the first round with its repetitions. Raise UserError if a round lacks a run."""
     count, rest = divmod(len(runs), rounds)
     if rest:
         raise UserError(f"{len(runs)} runs are not {rounds} rounds of the same strategies; give as many of each")
@@ -110,9 +110,9 @@ def plot(measured: list[TimedRun], folder: Path, page: Path) -> list[Path]:
 
 
 def report(measured: list[TimedRun]) -> str:
-    """The table of medians, and the run's verdict. For several runs: each verdict in short, whether their losses agree,
-    which one is fastest, and on what grounds.
-    """
+    """Return the table of medians and the run's verdict.
+
+    For several runs, return each verdict in short, whether the losses agree, which run is fastest, and why."""
     runs = [one.figures for one in measured]
     if len(measured) == 1:
         (one,) = measured

@@ -63,7 +63,7 @@ NAME_BREAKS = re.compile(r"[^\w.-]+")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the program. Returns the exit status: 2 after a user's mistake, 75 after an interruption."""
+    """Run the program. Return the exit status: 2 after a user's mistake, 75 after an interruption."""
     settings = parse(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def prepare(settings: argparse.Namespace) -> None:
-    """Write the missing shards of the folder. UserError: see the modules."""
+    """Write the missing shards of the folder. Raise UserError as the modules in scripts/preparation do."""
     inputs, remarks = find_inputs(settings.inputs)
     making = how_to_make(settings)
     with owned_folder(settings.out), ordered_map(settings.processes) as mapped:
@@ -114,7 +114,7 @@ def prepare(settings: argparse.Namespace) -> None:
 
 
 def how_to_make(settings: argparse.Namespace) -> dict:
-    """Return the part of the manifest that does not depend on the input. UserError: the tokenizer is not available."""
+    """Return the manifest's tokenizer and options. Raise UserError if the tokenizer is not available."""
     options = {
         "field": settings.field,
         "split_documents": settings.split_documents,
@@ -129,7 +129,7 @@ def how_to_make(settings: argparse.Namespace) -> dict:
 
 
 def survey_all(inputs: list[Input], field: str, splits: bool, mapped) -> list[dict]:
-    """Return the manifest's entry of each input. UserError: one cannot be used, or none has any text."""
+    """Return the manifest's entry of each input. Raise UserError if one cannot be used, or if there is no text."""
     surveyed = []
     with Countdown("reading", "bytes", sum(os.path.getsize(source.path) for source in inputs)) as progress:
         for facts in mapped(partial(survey, field, splits), inputs):
@@ -142,7 +142,7 @@ def survey_all(inputs: list[Input], field: str, splits: bool, mapped) -> list[di
 
 
 def write_shards(settings: argparse.Namespace, inputs: list[Input], manifest: dict, mapped) -> None:
-    """Write the shards that are not in the manifest yet, and the manifest after each."""
+    """Write the shards that the manifest lacks, and the manifest after each shard."""
 
     def completed(shard: dict) -> None:
         manifest["shards"].append(shard)

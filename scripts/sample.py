@@ -34,7 +34,7 @@ from scripts.settings.training import AUTO, DTYPES
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the program. Returns the exit status: 2 if the model cannot be used or a flag is wrong."""
+    """Run the program. Return the exit status: 2 if the model cannot be used or a flag is wrong."""
     settings = parse(arguments)
     try:
         stream(*begin(settings))
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return BY_CTRL_C
-    except BrokenPipeError:  # the reader has ended, like `head`; Python's remaining output goes nowhere
+    except BrokenPipeError:  # the reader, such as `head`, has ended; discard the remaining output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
@@ -82,7 +82,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def begin(settings):
-    """Return (prompt, pieces of text that follow it, lines of facts). UserError: a flag or the model is wrong."""
+    """Return (prompt, generated pieces of text, lines of facts). Raise UserError for a wrong flag or model."""
     for name, least in (("tokens", 1), ("seq_len", 1), ("seed", 0), ("threads", 1)):
         value = getattr(settings, name)
         if value is not None and value < least:
@@ -102,7 +102,7 @@ def begin(settings):
 
 
 def load_model(settings, length: int) -> tuple[CachedGPT2, str]:
-    """Return the model on a GPU or on CPU cores, and a line that says where. UserError: it does not run there."""
+    """Return the model on a GPU or CPU cores, and a line that says where. Raise UserError if it cannot run there."""
     parameters = weights.load(settings.model)
     why = ""
     if settings.backend != "numpy":
@@ -113,14 +113,14 @@ def load_model(settings, length: int) -> tuple[CachedGPT2, str]:
         except UserError as error:
             if settings.backend == "cupy":
                 raise
-            why = f" ({error})" if "cupy" in sys.modules else ""  # without CuPy nobody expects a GPU
+            why = f" ({error})" if "cupy" in sys.modules else ""  # without CuPy no GPU is expected
     kernels = load_kernels("numpy", settings.threads or len(os.sched_getaffinity(0)), dtype=settings.dtype)
     products = "" if settings.dtype == "float32" else f", products by {kernels.device.how}"
     return CachedGPT2(kernels, parameters, length), f"{kernels.device.threads} CPU cores{products}{why}"
 
 
 def stream(prompt: str, pieces, facts: str) -> None:
-    """Print the prompt and then each piece as it comes; to a terminal without control characters."""
+    """Print the prompt and each piece as it comes. On a terminal leave control characters out."""
     shown = printable if sys.stdout.isatty() else str
     sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8
     print(facts, file=sys.stderr, flush=True)

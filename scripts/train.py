@@ -39,7 +39,7 @@ def main():
 
 
 def supervised(settings) -> int:
-    """--restarts: start the ranks from this process. Return the exit code."""
+    """Start the ranks from this process, for --restarts. Return the exit code."""
     try:
         check_numbers(settings)
     except UserError as error:
@@ -60,7 +60,7 @@ def make_steps(loop, world) -> int:
     """Run the training loop on every rank; the strategy decides how gradients become updated parameters.
 
     After each step the hooks validate, log, end the job if it diverged, sample and begin a checkpoint, each when it is
-    due (scripts/training/assemble.py). Return 0 if all steps have been made, else the code for the request that ended.
+    due (scripts/training/assemble.py). Return 0 if all steps are made, else the exit code of the request to end.
     """
     world.print(loop.table)
     strategy = loop.strategy

@@ -57,7 +57,7 @@ def parser() -> Parser:
 
 
 def run(arguments, command: list[str]) -> int:
-    """Make a cluster for one command. Returns the command's exit code."""
+    """Make a cluster for one command. Return the command's exit code."""
     check_machine()
     check_command(command)
     addresses = host_addresses(arguments.nodes)

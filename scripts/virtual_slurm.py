@@ -49,13 +49,13 @@ def parser() -> Parser:
 
 
 def check_slurm() -> None:
-    """Raise ClusterError unless this machine can have virtual hosts and has SLURM's programs."""
+    """Raise ClusterError unless this machine can run virtual hosts and has SLURM's programs."""
     program.check_machine()
     program.check_tools(TOOLS)
 
 
 def run(arguments, command: list[str]) -> int:
-    """Start a SLURM for one command and the jobs that it leaves. Returns the command's exit code."""
+    """Start a SLURM for one command and the jobs that it submits. Return the command's exit code."""
     check_slurm()
     program.check_command(command)
     if arguments.ranks_per_node < 1 or arguments.gpus_per_node < 0:
@@ -71,7 +71,7 @@ def run(arguments, command: list[str]) -> int:
 
 
 def run_command(slurm: Slurm, command: list[str]) -> int:
-    """Run the command on the head. Returns its exit code, or 128 + the signal that ended it."""
+    """Run the command on the head. Return its exit code, or 128 + the signal that ended it."""
     if sys.stdin.isatty():
         signal.signal(signal.SIGINT, lambda number, frame: None)  # a terminal's Ctrl-C reaches the command as well
     try:

@@ -26,7 +26,7 @@ LONGEST_SHARE = 0.1  # of the time spent on reading the run
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status."""
+    """Run the program. Return the exit status."""
     settings = parse(arguments)
     try:
         return show_once(settings) if settings.once else show(settings)
@@ -49,7 +49,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def new_console():
-    """Return rich's console on stdout. UserError: rich is not installed."""
+    """Return rich's console on stdout. Raise UserError if rich is not installed."""
     try:
         from rich.console import Console
     except ImportError as error:
@@ -58,7 +58,7 @@ def new_console():
 
 
 def show_once(settings: argparse.Namespace) -> int:
-    """Print one screen. Returns the exit status."""
+    """Print one screen. Return the exit status."""
     console = new_console()
     from scripts.watching.run_state import Watcher
 
@@ -67,7 +67,7 @@ def show_once(settings: argparse.Namespace) -> int:
 
 
 def show(settings: argparse.Namespace) -> int:
-    """Show the run until it ends, and leave the last screen. Returns the exit status."""
+    """Show the run until it ends, and leave the last screen. Return the exit status."""
     console = new_console()
     if not console.is_terminal:
         raise UserError("standard output is no terminal, whose screen is to be filled: use --once")
@@ -103,7 +103,7 @@ def drawn(console, state, spare: int = 0):
 
 
 def print_state(console, state) -> None:
-    """Print a screen that stays, and leave a line for the prompt."""
+    """Print a screen permanently, and leave a line for the prompt."""
     console.print(drawn(console, state, spare=1))
 
 

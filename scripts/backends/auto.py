@@ -5,8 +5,8 @@ timed computing (step_timing.py). If the best are near each other, a trial of th
 node overlap is not considered: the cores that compute also exchange, so nothing can be hidden. One rank exchanges
 nothing. All this takes less than two seconds.
 
-Between GPUs a trial compares all strategies that may be the fastest, without overlap unless --overlap is given. The
-cost model does not know the links inside a node, nor what NCCL makes of a call.
+Between GPUs a trial compares all strategies that may be fastest, without overlap unless --overlap is given. The cost
+model knows neither the links inside a node nor NCCL's algorithms.
 """
 
 import time
@@ -53,7 +53,7 @@ NAMED = 4  # how many others the explanation names, besides the user's own
 
 @dataclass(frozen=True)
 class Form:
-    """A strategy with or without overlap. name: as --strategy names it."""
+    """A strategy with or without overlap. name: its value for --strategy."""
 
     name: str
     kind: type[Strategy]
@@ -65,7 +65,7 @@ class Form:
 
 @dataclass(frozen=True)
 class AutoChoice:
-    """What --strategy auto chose, and why, in words."""
+    """The choice of --strategy auto. why: in words."""
 
     name: str
     overlap: bool
@@ -73,7 +73,7 @@ class AutoChoice:
 
 
 def surroundings(settings, job: World, links: list[dict]) -> dict:
-    """Return what a choice depends on, for checkpoints. rate: of the slowest node, bytes/s."""
+    """Return the facts that a choice depends on, for checkpoints. "rate": the slowest node's, in bytes/s."""
     flags = {name: getattr(settings, name) for name in DECIDING_FLAGS}
     return flags | {"ranks": job.size, "nodes": [place["node"] for place in job.places], "rate": rate_both_ways(links)}
 
@@ -110,9 +110,9 @@ def forms_on_cores(settings, has_links: bool) -> list[Form]:
 
 
 def fitting(forms: list[Form], settings, config: GPT2Config, job: World) -> list[Form]:
-    """Return the forms for which all nodes have the memory, as far as that is known. Collective.
+    """Return the forms that fit into the memory of all nodes, as far as that is known. Collective.
 
-    If there are none, the job ends with one line about the form that needs least.
+    If no form fits, the job ends with one line about the form that needs the least memory.
     """
     formed = [replace(settings, strategy=form.name, overlap=form.overlap) for form in forms]
     needed = [needed_bytes(one, config, job) for one in formed]
@@ -130,7 +130,7 @@ def choose_on_cores(
 ) -> AutoChoice:
     """Choose the form with the shortest step. Collective.
 
-    training: what a step does, with the timed seconds. links: as probe_links measured them.
+    training: the work of a step, with timed seconds. links: from probe_links.
     """
     kinds = {form.name: form.kind for form in forms}
     places = training.parameters, world.size, world.node_count
@@ -156,7 +156,7 @@ def choose_on_cores(
 
 
 def others_text(best: Form, order: list[Form], beside: dict[Form, float]) -> str:
-    """Describe the next best forms and the user's own. beside: seconds of a step beside computing."""
+    """Describe the next best forms and the user's own. beside: seconds that each form adds to computing."""
     others = [form for form in order if form is not best]
     named = [form for at, form in enumerate(others) if at < NAMED or form.name.endswith(OWN_FILE)]
     listed = ", ".join(f"{form} {seconds_text(beside[form])}" for form in named)
@@ -165,7 +165,7 @@ def others_text(best: Form, order: list[Form], beside: dict[Form, float]) -> str
 
 
 def near(forms: list[Form], steps: dict[str, PredictedStep], count: int) -> list[str]:
-    """Return the names to try: at most `count` with the shortest steps, and those that declare no messages.
+    """Return the strategies to try: the `count` fastest if they are close, and all without declared messages.
 
     On one node the model alone decides, as messages go through memory there.
     """
@@ -185,7 +185,7 @@ def corrected(
     tried: dict[str, tuple[type[Strategy], PredictedStep]], world: World, cluster: Cluster, training: Training,
     wire_format: WireFormat,
 ) -> dict[str, PredictedStep]:  # fmt: skip
-    """Return the steps, corrected by a trial with shorter vectors. Collective.
+    """Correct the predicted steps by a trial with shorter vectors. Collective.
 
     Predicted exchanges are scaled by measured over predicted seconds of the trial. Exchanges that the model does not
     know are scaled by their bytes.
@@ -207,7 +207,7 @@ def corrected(
 
 
 def with_exchange(kind: type[Strategy], step: PredictedStep, training: Training, seconds: float) -> PredictedStep:
-    """Return the step of a strategy whose messages the model does not know, with an exchange of `seconds`."""
+    """Complete a step that the model cannot predict with a measured exchange of `seconds`."""
     exchange = Prediction(seconds, np.zeros(1), np.zeros(1), 0, 0.0, [])
     update_s = training.update_s * step.memory.updated_share(training.parameters)
     return replace(

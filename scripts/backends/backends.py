@@ -37,7 +37,7 @@ from strategies.gpu.staged_adamw import StagedAdamW
 
 
 class CpuBackend:
-    """NumPy. Model and strategy share the arrays, in host memory."""
+    """NumPy on CPU cores. Model and strategy share the arrays, in host memory."""
 
     device = None
 
@@ -89,7 +89,7 @@ class StagedGpuBackend(CpuBackend):
         return optimizer
 
     def new_strategy(self, job, step: int):
-        strategy = super().new_strategy(job, step)  # it talks to other ranks, so optimizers allocate afterwards
+        strategy = super().new_strategy(job, step)  # collective, so optimizers allocate afterwards
         with self.world.together(UserError):
             for optimizer in self._optimizers:
                 optimizer.allocate()
@@ -140,18 +140,18 @@ class GpuBackend:
 
 
 def form_on_gpus(kind: type[Strategy], overlap: bool) -> type[Strategy]:
-    """Return the class that runs a strategy on GPUs: the strategy itself, unless it declares another."""
+    """Return the class that runs a strategy on GPUs: the strategy itself, unless it declares another class."""
     return (overlap and kind.traits.on_gpus.overlapped) or kind.traits.on_gpus.form or kind
 
 
 def exchange_on_gpus(kind: type[Strategy], wire_format: WireFormat):
-    """Return what makes an exchange of (comm, ranges) on GPUs; None if the strategy calls the communicator itself."""
+    """Return a function of (comm, ranges) that makes the exchange on GPUs; None if the strategy calls comm itself."""
     moves = kind.traits.on_gpus.exchanges.get(wire_format.wire)
     return moves and partial(StreamExchange, moves, wire_format=wire_format)
 
 
 def model_arrays(buffers, layout, zeros) -> FlatPair:
-    """Return arrays for a model that are not the exchange buffers. Layers share slots if they do in the buffers."""
+    """Return arrays for a model, separate from the exchange buffers. Layers share slots if they share them there."""
     return FlatPair(
         *(
             Slots(layout.held_ranges, zeros) if isinstance(flat, Slots) else zeros(flat.shape)
@@ -161,7 +161,7 @@ def model_arrays(buffers, layout, zeros) -> FlatPair:
 
 
 def rounded_parameters(flat, device, adamw: AdamWSettings) -> RoundedParameters | None:
-    """Return what rounds float32 parameters to the model's bfloat16 ones; None for a float32 model."""
+    """Return an object that rounds float32 parameters to the model's bfloat16; None for a float32 model."""
     if flat.dtype == np.float32:
         return None
     seed = adamw.rounding_seed if adamw.stochastic_rounding else None

@@ -23,7 +23,7 @@ from strategies.compatibility import operation_of
 @dataclass(frozen=True)
 class ChosenBackend:
     """settings: with backend, transport, strategy, overlap and op decided. make(): makes the backend; collective.
-    facts: what config.json says of the choice; "auto" holds what --strategy auto chose."""
+    facts: the choice for config.json; "auto" holds the choice of --strategy auto."""
 
     settings: Settings
     make: Callable[[], object]
@@ -35,8 +35,8 @@ def choose_backend(
 ) -> ChosenBackend:
     """Choose the same backend on all ranks of the job. Collective over the job.
 
-    world: the ranks that hold the same model shard. kept: the "auto" of the checkpoint that the run goes on from.
-    Nothing large stays allocated before the backend is made.
+    world: the ranks that hold the same model shard. kept: "auto" from the checkpoint that the run resumes from. Nothing
+    large stays allocated before the backend is made.
     """
     operation = operation_of(settings.wire, settings.op)
     wire_format = WireFormat(settings.wire, segment_bytes(rate_both_ways(links)), settings.error_feedback, operation)
@@ -92,26 +92,26 @@ def choose_cupy(
 
 
 def strategies_of(settings) -> list[type[Strategy]]:
-    """Return the strategy that the flags name, or those that auto may take between GPUs."""
+    """Return the strategy that the flags name, or all strategies that auto may choose between GPUs."""
     name = settings.strategy
     return [*candidates(name, "gpus").values()] if is_auto(name) else [find(name)]
 
 
 def with_operation(settings, operation: str):
-    """Return the settings with the operation of MPI's reductions in host memory; None if the strategy has none."""
+    """Return the settings with this `op` for MPI's reductions in host memory, None if the strategy has no choice."""
     return replace(settings, op=operation if find(settings.strategy).traits.operations else None)
 
 
 def with_strategy(settings, config, world, time_step, links: list[dict], wire_format: WireFormat, kept, comm=None):
-    """Return the settings with strategy and overlap decided, and what checkpoints keep of auto's choice (None without
-    auto). Collective.
+    """Decide strategy and overlap. Return the settings, and auto's choice for checkpoints (None without auto).
+    Collective.
 
-    time_step(): a Training. kept: as choose_backend's. comm: a DeviceComm between GPUs.
+    time_step(): returns a Training. kept: see choose_backend. comm: a DeviceComm between GPUs.
     """
     if not is_auto(settings.strategy):
         return settings, None
     begun = time.perf_counter()
-    from scripts.backends import auto  # it imports the benchmark, which nothing else here needs
+    from scripts.backends import auto  # imports the benchmark, which nothing else here needs
 
     around = auto.surroundings(settings, world.job, links)
     choice = auto.kept_choice(kept, around, settings)
@@ -122,16 +122,16 @@ def with_strategy(settings, config, world, time_step, links: list[dict], wire_fo
             choice = auto.choose_on_cores(world, forms, time_step(), links, wire_format)
         else:
             choice = auto.choose_on_gpus(world, settings, time_step().parameters, wire_format, comm)
-    choice = world.job.comm.bcast(choice)  # groups of the job may have tried on their own: one choice counts
+    choice = world.job.comm.bcast(choice)  # groups of the job may have chosen differently: rank 0's choice counts
     said = {"strategy": choice.name, "overlap": choice.overlap, "why": choice.why, "around": around}
     said["took_s"] = time.perf_counter() - begun
     return replace(settings, strategy=choice.name, overlap=choice.overlap), said
 
 
 def choose_kernels(backend: str, layout, world, threads: int, tf32: bool = False):
-    """Return CuPy's kernels on this rank's GPU, or None for NumPy, and why. The same choice on all ranks. Collective.
+    """Return CuPy's kernels on this rank's GPU, or None for NumPy, and why. All ranks choose alike. Collective.
 
-    layout: of this rank's model shard.
+    layout: this rank's model shard.
     """
     if backend == "numpy":
         return None, "as asked for"
@@ -148,6 +148,6 @@ def choose_kernels(backend: str, layout, world, threads: int, tf32: bool = False
     reason = first_reason(world, problem and str(problem))
     if reason is None:
         return kernels, "each rank has a GPU"
-    if importlib.util.find_spec("cupy") is not None:  # without CuPy nobody expects a GPU to be used
+    if importlib.util.find_spec("cupy") is not None:  # without CuPy no GPU is expected
         world.print(f"--backend auto takes numpy: {reason}")
     return None, reason

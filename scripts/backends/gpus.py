@@ -12,7 +12,7 @@ from scripts.machine.gpu import dtype_of, gpu_limits, on_gpu
 
 
 def own_gpu(local_rank: int) -> int:
-    """Return the index of this rank's GPU among those that the process sees. UserError without CuPy.
+    """Return the index of this rank's GPU among those that the process sees. Raise UserError without CuPy.
 
     If the launcher shows each rank only its own GPU (srun --gpus-per-task=1), the index is 0.
     """
@@ -20,15 +20,15 @@ def own_gpu(local_rank: int) -> int:
     try:
         return local_rank % max(1, runtime.getDeviceCount())
     except runtime.CUDARuntimeError:
-        return 0  # there is no GPU: opening it fails with the reason
+        return 0  # there is no GPU: using it fails with the reason
 
 
 def gpu_identity(index: int) -> dict:
-    """Return {"name", "id"} of a GPU, and gpu_limits. All processes of the node see the same id."""
+    """Return {"name", "id"} and gpu_limits of a GPU. All processes of the node see the same id."""
     cuda = import_cupy().cuda
     bus_id = cuda.Device(index).pci_bus_id
     properties = cuda.runtime.getDeviceProperties(index)
-    # MIG instances of a GPU share the bus id, and CuPy cuts a UUID at its first zero byte: only both are unique.
+    # MIG instances share a bus id, and CuPy cuts a UUID at its first zero byte: only both together are unique.
     return {
         "name": properties["name"].decode(),
         "id": f"{bus_id}/{properties['uuid'].hex()}",
@@ -37,7 +37,7 @@ def gpu_identity(index: int) -> dict:
 
 
 def shared_gpus(places: list[dict], identities: list[dict]) -> list[tuple[str, list[int]]]:
-    """Return (host, ranks) of each GPU that several ranks have. Both lists are indexed by rank."""
+    """Return (host, ranks) of each GPU that several ranks use. places, identities: indexed by rank."""
     ranks = defaultdict(list)
     for place, identity in zip(places, identities, strict=True):
         ranks[place["host"], identity["id"]].append(place["rank"])
@@ -45,7 +45,7 @@ def shared_gpus(places: list[dict], identities: list[dict]) -> list[tuple[str, l
 
 
 def check_sharing(shared: list[tuple[str, list[int]]], allowed: bool) -> None:
-    """UserError if ranks share a GPU without --share-gpus."""
+    """Raise UserError if ranks share a GPU without --share-gpus."""
     if shared and not allowed:
         host, ranks = shared[0]
         raise UserError(
@@ -55,7 +55,7 @@ def check_sharing(shared: list[tuple[str, list[int]]], allowed: bool) -> None:
 
 
 def gpu_kernels(layout, gpu: int, threads: int, tf32: bool = False):
-    """Return CuPy's kernels on GPU number `gpu` of this process. UserError: they do not run, or not with this model."""
+    """Return CuPy's kernels on this process's GPU `gpu`. Raise UserError if they cannot run, or not with this model."""
     use_gpu(import_cupy(), gpu)  # first, so that a missing GPU is reported before anything about the model
     assert_head_size(layout.config.head_size)
     assert_aligned(layout)
@@ -65,7 +65,7 @@ def gpu_kernels(layout, gpu: int, threads: int, tf32: bool = False):
 
 
 def on_own_gpu(kernels, parameters: Parameters, dtype: str = "float32") -> Parameters:
-    """Copy parameters from host memory to the kernels' GPU, in float32 or bfloat16. UserError: they do not fit."""
+    """Copy host parameters to the kernels' GPU, in float32 or bfloat16. Raise UserError if they do not fit."""
     flat = kernels.empty(parameters.flat.shape, dtype_of(dtype))
     for start, stop in parameters.layout.ranges:
         flat[start:stop] = on_gpu(kernels.device, parameters.flat[start:stop], dtype)
@@ -73,7 +73,7 @@ def on_own_gpu(kernels, parameters: Parameters, dtype: str = "float32") -> Param
 
 
 def assert_aligned(layout) -> None:
-    """UserError if a tensor of a model shard begins at an address that GPU kernels cannot read."""
+    """Raise UserError if a tensor of a model shard begins at an address that GPU kernels cannot read."""
     odd = next((each for each in layout.tensors + layout.replicated if each.start % ALIGNED_ELEMENTS), None)
     if odd is not None:
         columns = 4 * layout.config.n_embd

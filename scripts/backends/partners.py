@@ -12,7 +12,7 @@ from gpt2.errors import UserError
 
 
 class Partners:
-    """Makes the exchange for a backend of backends.py. phase: Tracer.interruption. resources: closes what this opens.
+    """Makes the exchange for a backend of backends.py. phase: Tracer.interruption. resources: closes the partners.
 
     Links between pipeline stages always go through host memory. On one stream with sums and exchanges, sends and
     receives would wait for each other in a circle.
@@ -25,7 +25,7 @@ class Partners:
         self._made = None
 
     def new_parts(self, parts_world: World, elements: int):
-        """Return the sums over tensor-parallel ranks, of at most `elements` numbers. Collective over the job."""
+        """Set up sums of at most `elements` numbers over tensor-parallel ranks. Collective over the job."""
         comm = self._backend.new_comm(parts_world)
         if comm is not None:
             with parts_world.together(UserError):
@@ -42,7 +42,7 @@ class Partners:
         return LinksThroughHost(stages_world, shape, self._phase, self._staging(stages_world), parts)
 
     def _staging(self, world: World) -> HostStaging:
-        """Return copies on streams of their own, so that activations do not wait for gradients. Collective."""
+        """Return the host staging on separate streams, so that activations do not wait for gradients. Collective."""
         if self._made is None:
             with world.together(UserError):
                 self._made = HostStaging(self._backend.device)

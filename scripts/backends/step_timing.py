@@ -25,16 +25,16 @@ from gpt2.parameters import Layout
 from scripts.prediction.predictor import ONE_NODE_RATE
 from scripts.settings.split_embedding import expected_rows
 
-LAYER_FLOPS = 2e9  # that are timed: 0.05 s on a slow core
+LAYER_FLOPS = 2e9  # of the timed layer: 0.05 s on a slow core
 WARM_UP_TOKENS = 8  # computed before, to load compiled loops and touch pages
-LAYER_VOCABULARY = 128  # small, as the head is not what is timed
+LAYER_VOCABULARY = 128  # small, as only the layer is timed, not the head
 UPDATED = 1 << 20  # parameters whose update is timed
 
 
 def timed_training(
     world: World, settings, config: GPT2Config, layout: Layout, adamw: AdamWSettings, kernels
 ) -> Training:
-    """Return what each of these ranks does in a step. Collective. layout: of their model shard.
+    """Describe and time the work of these ranks in a step. Collective. layout: their model shard's.
 
     Computing is timed only if there are several nodes, as on one node it hides nothing. kernels: None to time nothing.
     """

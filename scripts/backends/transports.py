@@ -1,4 +1,4 @@
-"""--transport: choose what carries the exchange between GPUs, and say why."""
+"""--transport: choose the transport of the exchange between GPUs, and say why."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class Obstacles:
 
 
 def find_transports(world: World, device, requested: str, shared: list) -> Obstacles:
-    """Find what is available on all ranks. GPU-aware MPI is tried only if it may be used. Collective."""
+    """Find the transports that all ranks have. GPU-aware MPI is tried only if it may be used. Collective."""
     no_nccl = first_reason(world, missing_nccl())
     if no_nccl is None and shared:
         no_nccl = "NCCL wants a GPU for each rank"
@@ -40,9 +40,9 @@ def find_transports(world: World, device, requested: str, shared: list) -> Obsta
 
 
 def choose_transport(kinds: list[type[Strategy]], settings, ranks: int, found: Obstacles) -> tuple[str, str]:
-    """Return (host, gpu-aware, nccl or alone; why), for the strategy of `kinds` that allows the most transports.
+    """Return (host, gpu-aware, nccl or alone; why) for the strategy of `kinds` with the most transports.
 
-    ranks: of the job. UserError if the requested transport is not available.
+    ranks: the job's number of ranks. Raise UserError if the requested transport is not available.
     """
     requested = settings.transport
     flags = (settings.wire, settings.overlap, settings.op)
@@ -81,7 +81,7 @@ def choose_transport(kinds: list[type[Strategy]], settings, ranks: int, found: O
 def device_comm(transport: str, world: World, device, overlap: bool):
     """Return the communicator for arrays on the GPU, None if they are exchanged through host memory. Collective.
 
-    With overlap it has its own stream, to exchange while the device computes.
+    With overlap the communicator has its own stream, to exchange while the device computes.
     """
     kinds = {"nccl": NcclComm, "gpu-aware": GpuAwareComm, ALONE: AloneComm}
     if transport not in kinds:
@@ -91,10 +91,10 @@ def device_comm(transport: str, world: World, device, overlap: bool):
 
 
 def bucket_size(transport: str, links: list[dict]) -> int:
-    """Return how many bytes --overlap exchanges at once. links: between the nodes, as they were measured."""
+    """Return how many bytes --overlap exchanges at once. links: measured between the nodes."""
     return bucket_bytes(links) if transport == "host" else DEVICE_BUCKET_BYTES
 
 
 def first_reason(world: World, reason: str | None) -> str | None:
-    """Return the first reason that any rank has, on all ranks. Collective."""
+    """Return on all ranks the first reason that any rank gives. Collective."""
     return next((each for each in world.comm.allgather(reason) if each is not None), None)

@@ -10,7 +10,7 @@ from scripts.machine.host import machine, versions
 def describe_job(world: World, nominal_rate: float | None, *packages: str) -> dict:
     """Return command, ranks, nodes, links, machine and versions; without a nominal rate, probe the links. Collective.
 
-    nominal_rate: of a node's port each way, bytes/s. packages: their versions are recorded if they are installed.
+    nominal_rate: a port's rate each way, in bytes/s. packages: record their versions if they are installed.
     """
     probed = [] if nominal_rate else probe_links(world)
     rate = nominal_rate or rate_both_ways(probed)

@@ -24,7 +24,7 @@ class ReportFile:
             write_json(self._path, report)
 
     def keep(self, report: dict) -> None:
-        """Write a growing report unless that was done a moment ago. If the disk is full, warn once and go on."""
+        """Write a growing report, at most every KEEP_S seconds. If the disk is full, warn once and go on."""
         if time.monotonic() - self._kept_at < KEEP_S:
             return
         try:

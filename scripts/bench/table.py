@@ -6,9 +6,9 @@ Column = tuple[str, int, Callable[[dict], str]]  # title, width, function that m
 
 
 class FixedTable:
-    """A table of fixed widths, for rows that are printed as they are measured.
+    """A table with columns of fixed width, for rows that are printed as they are measured.
 
-    label_width: of the first column, which has no title. columns: the others.
+    label_width: the width of the first column, which has no title. columns: the other columns.
     """
 
     def __init__(self, label_width: int, columns: Sequence[Column]):

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def in_turns(contenders: dict[str, Any], turns: int) -> Iterator[tuple[int, str, Any]]:
-    """Yield (turn, name, contender), each contender once per turn, so that a drift of the machine affects all alike.
+    """Yield (turn, name, contender), each contender once per turn, so that a machine's drift affects all equally.
 
     A contender that is deleted from the dict takes no further turns.
     """
@@ -21,6 +21,6 @@ def spread(seconds: list[float]) -> dict[str, float]:
 
 
 def step_times(seconds: list[float]) -> dict[str, float]:
-    """Return the spread of a contender's steps under the keys of a report."""
+    """Return the spread of a contender's step times, with the keys of a report."""
     found = spread(seconds)
     return {"step_s": found["median"], "min_s": found["min"], "max_s": found["max"]}

@@ -2,7 +2,7 @@
 
     {"place": which rank on which host, "errors": {section: why it failed}, section: its facts, ...}
 
-A section is a function whose result JSON can hold. Nothing here communicates.
+A section is a function that returns data for JSON. Nothing here communicates.
 """
 
 import faulthandler
@@ -41,12 +41,12 @@ def error_text(error: BaseException) -> str:
 
 
 def variables(*names: str) -> dict[str, str]:
-    """Return those of these environment variables that are set."""
+    """Return the environment variables among `names` that are set."""
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 class TimeLimit:
-    """Ends this process with code 1 after `seconds`, and prints what it was doing: its `stage`."""
+    """Ends this process with code 1 after `seconds`, and prints its current `stage`."""
 
     def __init__(self, seconds: float):
         self.stage = "starting"
@@ -74,7 +74,7 @@ class RankFacts(list):
     """The facts of several ranks, in order of rank."""
 
     def where(self, path: str, holds=lambda value: True) -> "RankFacts":
-        """Return the ranks that know the fact at `path` and for which holds(value) is true."""
+        """Return the ranks that know the fact at `path` and whose value satisfies holds(value)."""
         values = ((facts, fact(facts, path)) for facts in self)
         return RankFacts(facts for facts, value in values if value is not None and holds(value))
 

@@ -1,4 +1,4 @@
-"""A node's GPUs, as the driver lists them, and the one that a rank would use; whether they fit the ranks."""
+"""Check a node's GPUs, as the driver lists them, and the GPU that each rank would use."""
 
 from dist.probe.programs import LOCAL_RANKS, is_first, tool_output
 from scripts.checkup.facts import RankFacts, error_text, fact, variables
@@ -10,7 +10,7 @@ USED_SHARE = 0.1
 
 
 def gpus() -> dict:
-    """Return the node's GPUs, on its first rank: `listed` by nvidia-smi, the driver, and which are visible.
+    """Return on the node's first rank the GPUs that nvidia-smi lists, the driver, and which GPUs are visible.
 
     It starts a process, so it runs before MPI starts.
     """
@@ -21,7 +21,7 @@ def gpus() -> dict:
 
 
 def own_gpu(local_rank: int) -> dict:
-    """Return what CuPy sees, once MPI has started; `problem` if it cannot compute, else the GPU for this rank."""
+    """Return what CuPy sees, after MPI has started: this rank's GPU, or `problem` if CuPy cannot compute."""
     from gpt2.errors import UserError
     from gpt2.kernels.cupy.cublaslt import CublasLt
     from gpt2.kernels.cupy.device import import_cupy
@@ -84,7 +84,7 @@ def unused(ranks, model):
 
 
 def _is_older(own: dict) -> bool:
-    """Return whether there is a driver (else its version is 0) for an older CUDA than the libraries'."""
+    """Return whether the driver supports only an older CUDA than the libraries need; False without a driver."""
     return 0 < own.get("driver_cuda", 0) // 1000 < _libraries_cuda(own)
 
 

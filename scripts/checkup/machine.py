@@ -1,4 +1,4 @@
-"""A process's share of its machine: cores and threads, memory, a place for run folders; whether they suffice."""
+"""Check a process's share of its machine: cores and threads, memory, a place for run folders."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def sections(out: Path) -> dict:
 
 
 def run_folder(out: Path) -> dict:
-    """Return whether a file can be written where `out` is, or will be made, and the free bytes there."""
+    """Return whether files can be written where `out` is or will be made, and the free bytes there."""
     place = next(folder for folder in (out.absolute(), *out.absolute().parents) if os.path.exists(folder))
     facts = {"path": str(out), "place": str(place), "free": None, "problem": None}
     try:
@@ -43,7 +43,7 @@ def run_folder(out: Path) -> dict:
 
 
 def with_shares(ranks: RankFacts) -> RankFacts:
-    """Add each rank's `share` of cores, with fractions of those that ranks share. Skips nodes with unknown cores."""
+    """Add each rank's `share` of cores; a core that n ranks share counts 1/n. Skip nodes with unknown cores."""
     found = RankFacts()
     for members in ranks.nodes:
         own = members.values("cores/affinity")
@@ -96,7 +96,7 @@ def _number(facts: dict, variable: str) -> int | None:
 
 
 def speed(ranks, model):
-    """Find slow ranks, by matrix products at the same time on all ranks that have a core to themselves."""
+    """Find slow ranks by matrix products, computed at the same time, among ranks with a core to themselves."""
     alone = with_shares(ranks).where("share", lambda share: share >= WHOLE_CORE)
     slow, usual = alone.far_from_median("speed", lambda rate, usual: rate < SLOWER * usual)
     if slow:
@@ -120,7 +120,7 @@ def memory(ranks, model):
 
 
 def shared_memory(ranks, model):
-    """Find too little room for the buffers that a node's ranks share, and what killed jobs have left there."""
+    """Find nodes without room for the buffers that ranks share, and segments that killed jobs have left there."""
     vector = _layout(model or USUAL_MODEL).size * VECTOR_BYTES
 
     def lacks_room(facts):
@@ -154,7 +154,7 @@ def _layout(model: str):
 
 
 def folder(ranks, model):
-    """Find a place for runs that cannot be written, that not all nodes share, or that is too small for the model."""
+    """Find a folder for runs that is not writable, not shared by all nodes, or too small for the model."""
     if denied := ranks.where("run folder/problem"):
         own = denied[0]["run folder"]
         text = f"{denied.names} cannot write to {own['place']}: {own['problem']}"

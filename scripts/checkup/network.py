@@ -35,7 +35,7 @@ def idle_infiniband(ranks, model):
 
 
 def _passes_infiniband(traffic: dict) -> bool:
-    """Return whether the port that sent most of the measurement's bytes is Ethernet, beside InfiniBand."""
+    """Return whether most of the measurement's bytes left through Ethernet although there is InfiniBand."""
     return any(map(_is_infiniband, traffic)) and not _is_infiniband(max(traffic, key=traffic.get))
 
 

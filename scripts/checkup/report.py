@@ -1,4 +1,4 @@
-"""The problems that checks find, and what doctor.py prints. Needs the standard library only.
+"""The problems that checks find, and the text that doctor.py prints. Needs the standard library only.
 
 A check is a generator, check(ranks, model), that yields Problems. ranks: the RankFacts of the job. model: the name of
 the requested model, or None. A check reads facts only, so tests can invent them, and skips facts that are missing.
@@ -28,7 +28,7 @@ LINES = {
 
 @dataclass(frozen=True)
 class Problem:
-    """severity: one of SEVERITIES; about: one or two words; text: what was found and where; fix: what to do."""
+    """severity: one of SEVERITIES; about: one or two words; text: the finding and its place; fix: the remedy."""
 
     severity: str
     about: str
@@ -52,7 +52,7 @@ def find_problems(checks, ranks: list[dict], model: str | None = None) -> list[P
 
 
 def verdict(problems: list[Problem], place: dict) -> str:
-    """Return one sentence; place: any rank's."""
+    """Return the verdict in one sentence. place: any rank's."""
     job = f"{plural(place['size'], 'rank')} on {plural(place['nodes'], 'node')}"
     for severity, words in ((FAIL, "training will fail"), (SLOW, "training will run, but slower than it could")):
         if subjects := dict.fromkeys(problem.about for problem in problems if problem.severity == severity):
@@ -62,13 +62,13 @@ def verdict(problems: list[Problem], place: dict) -> str:
 
 
 def as_dict(ranks: list[dict], problems: list[Problem]) -> dict:
-    """Return what --json writes."""
+    """Return the object that --json writes."""
     text = verdict(problems, ranks[0]["place"])
     return {"verdict": text, "findings": [asdict(problem) for problem in problems], "ranks": ranks}
 
 
 def as_text(ranks: list[dict], problems: list[Problem]) -> str:
-    """Return what doctor.py prints."""
+    """Return the text that doctor.py prints."""
     ranks = RankFacts(ranks)
     first = ranks[0]
     lines = [f"rank 0, on {first['place']['host']}"]
@@ -151,6 +151,6 @@ def plural(count: int, thing: str) -> str:
 
 
 def bytes_text(amount: float) -> str:
-    """Return "27 MB", "1.2 GB", "340 kB". The function in traces needs NumPy, which may be what is missing."""
+    """Return "27 MB", "1.2 GB", "340 kB". The function in traces needs NumPy, which may be missing."""
     unit, size = next((pair for pair in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if amount >= pair[1]), ("bytes", 1))
     return f"{amount / size:.3g} {unit}" if amount < 1000 * size else f"{amount / size:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""What is installed and how ranks are started: packages, MPI, BLAS; whether they fit each other."""
+"""Check the installed packages, MPI and BLAS, and how ranks are started."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ INSTALL = "pip install -e . in the environment that every rank runs in"
 
 
 def software() -> dict:
-    """Return the versions of what is installed and, on a node's first rank, `source`, a hash of the project."""
+    """Return the installed versions and, on a node's first rank, `source`, a hash of the project."""
     return {
         "versions": versions("gpt2-mpi", "mpi4py", *PACKAGES),
         "interpreter": sys.executable,
@@ -33,7 +33,7 @@ def software() -> dict:
 
 
 def mpi() -> dict:
-    """Describe the MPI library that mpi4py finds. ImportError or RuntimeError if there is none."""
+    """Describe the MPI library that mpi4py finds. Raise ImportError or RuntimeError if there is none."""
     import mpi4py
 
     mpi4py.rc(initialize=False, finalize=True)  # it starts once nothing else can fail
@@ -45,18 +45,18 @@ def mpi() -> dict:
 
 
 def launcher() -> dict:
-    """Return what started this process and, on a node's first rank, the mpiruns of this machine."""
+    """Return this process's launcher and, on a node's first rank, the mpiruns of this machine."""
     return {"kind": find_launcher(), "mpiruns": find_mpiruns() if is_first(LOCAL_RANKS) else []}
 
 
 def packages() -> None:
-    """Import what training imports, and what measuring together needs."""
+    """Import the packages that training and the joint measurements need."""
     for name in (*PACKAGES, "scripts.checkup.together"):
         import_module(name)
 
 
 def blas() -> dict:
-    """Describe NumPy's BLAS: its kernels, and wider instructions that they leave unused."""
+    """Describe NumPy's BLAS: its kernels, and wider instructions of the CPU that they do not use."""
     facts = blas_facts(os.environ)
     return facts | {"text": blas_text(facts), "unused": unused_instructions(facts)}
 
@@ -65,7 +65,7 @@ SECTIONS = {"software": software, "MPI": mpi, "launcher": launcher, "packages": 
 
 
 def launch(ranks, model):
-    """Find ranks that do not know each other, and ranks without MPI."""
+    """Find ranks that do not see each other, and ranks without MPI."""
     for problem in ranks.values("lost")[:1]:
         # dist.world.lost_ranks ends its line with what to do, after a semicolon or a colon.
         text, _, fix = problem.partition("; " if "; " in problem else ": ")
@@ -76,7 +76,7 @@ def launch(ranks, model):
 
 
 def other_mpirun(ranks, model):
-    """Find an mpirun on PATH that belongs to another MPI than mpi4py's."""
+    """Find an mpirun on PATH of another MPI library than mpi4py's."""
     mpiruns = fact(ranks[0], "launcher/mpiruns") or []
     family = fact(ranks[0], "MPI/family")
     typed = next((run for run in mpiruns if run["where"] == "on PATH"), None)
@@ -89,7 +89,7 @@ def other_mpirun(ranks, model):
 
 
 def unreadable(ranks, model):
-    """Find sections that failed; a library that does not import stops training as well."""
+    """Find sections that failed. A library that cannot be imported would stop training as well."""
     for section in dict.fromkeys(name for facts in ranks for name in facts["errors"] if name != "MPI"):
         some = ranks.where(f"errors/{section}")
         why = some[0]["errors"][section]
@@ -102,7 +102,7 @@ def unreadable(ranks, model):
 
 
 def different_versions(ranks, model):
-    """Find nodes with other sources of the project or another MPI: their ranks miss each other."""
+    """Find nodes with different sources of the project or a different MPI library: their ranks cannot work together."""
     for name, path in MUST_AGREE.items():
         holders = ranks.by_value(path)
         if len(holders) > 1:

@@ -1,6 +1,6 @@
-"""What the ranks measure together: compute rates side by side, clocks, links, and whether all see the run folder.
+"""Joint measurements of all ranks: compute rates at the same time, clocks, links, access to the run folder.
 
-Every function is collective: all ranks make the same calls, whatever each of them finds.
+Every function is collective: all ranks make the same calls, whatever a rank finds.
 """
 
 import os
@@ -18,7 +18,7 @@ from scripts.training.utilization import product_rates
 
 
 def measure(world: World, place: str | None) -> dict:
-    """Return sections of this rank's facts. place: the folder for run folders, None if there is none."""
+    """Return this rank's facts by section. place: the folder for run folders, None if there is none."""
     threads = threads_per_rank(world)
     barrier(world.comm)
     speed = product_rates(Cores(1)).max()  # of one thread, while the other ranks compute as well

@@ -4,7 +4,7 @@
 
 They lie below this process's own group, so its limits hold for the hosts as well. A group outlives its processes, even
 the process that made it. So a janitor reads a pipe from this process. However this process ends, the pipe closes, and
-the janitor removes the groups as soon as the hosts are gone. The next start or `down` removes what it could not.
+the janitor removes the groups as soon as the hosts are gone. The next start or `down` removes any that are left.
 Files: the Linux kernel's Documentation/scheduler/sched-bwc.rst, admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
 """
 
@@ -26,10 +26,10 @@ MARK = "virtual-cluster-"
 # 100 ms it would pause for 60 ms, longer than a small model's microbatch. Below 10 ms the scheduler's tick, 1 to 4 ms,
 # is too coarse.
 PERIOD_US = 10_000
-LEAST_QUOTA_US = 1_000  # the kernel takes no less
+LEAST_QUOTA_US = 1_000  # the kernel's minimum
 LEAST_MEMORY = 16_000_000  # bytes; with less the launcher's own processes do not start
 FLAGS = {"cpu": "--cores-per-host", "memory": "--memory-per-host"}
-# Only kernels with swap accounting have these. Without them the limit holds anyway, or there is no swap.
+# Only kernels with swap accounting have these files. Without them the limit holds anyway, or there is no swap.
 OPTIONAL = ("memory.memsw.limit_in_bytes", "memory.swap.max")
 KILLS = ("memory.events", "memory.oom_control")  # version 2, version 1: the line "oom_kill 1" counts kills
 JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit; shift; done; shift; exec "$@"'
@@ -47,12 +47,12 @@ done; done
 
 
 class ClusterError(Exception):
-    """A line about what the user or this machine must change before a cluster can run."""
+    """A cluster cannot run. The message says in one line what the user or this machine must change."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of each host. cores: how many cores' time; memory: bytes. None: no limit."""
+    """Limits of each host. cores: CPU time, as a number of cores; memory: bytes. None: no limit."""
 
     cores: float | None = None
     memory: int | None = None
@@ -66,7 +66,7 @@ NO_LIMITS = Limits()
 
 
 def read_limits(cores: str | None, memory: str | None) -> Limits:
-    """Read limits from the flags' text, such as "0.4" and "600MB", or None. UnitError: the text is wrong."""
+    """Parse the limits of the flags, such as "0.4" and "600MB", or None. Raise UnitError for a wrong text."""
     return Limits(read_flag("cpu", core_count, cores), read_flag("memory", host_memory, memory))
 
 
@@ -86,7 +86,7 @@ def host_memory(text: str) -> int:
 
 
 class ControlGroup:
-    """The control groups of one host. folders: {controller: folder}; in version 2 both are the same."""
+    """The control groups of one host. folders: {controller: folder}; in version 2 both folders are the same."""
 
     def __init__(self, name: str, limits: Limits, folders: dict[str, Path]):
         self.name = name
@@ -112,7 +112,7 @@ class ControlGroup:
 
 
 def kills_line(group: ControlGroup) -> str | None:
-    """Return a line about a host whose memory limit has killed a process; None if it has not."""
+    """Report in one line that a host's memory limit has killed processes; None if it has killed none."""
     count, file = group.kills()
     if not count:
         return None
@@ -122,7 +122,7 @@ def kills_line(group: ControlGroup) -> str | None:
 
 @contextmanager
 def limited_groups(names: list[str], limits: Limits, places=PLACES):
-    """Yield {host: ControlGroup}, {} without limits. ClusterError: this machine does not let us make them."""
+    """Yield {host: ControlGroup}, {} without limits. Raise ClusterError if this machine refuses to make groups."""
     if not limits.controllers:
         yield {}
         return
@@ -130,7 +130,7 @@ def limited_groups(names: list[str], limits: Limits, places=PLACES):
     own = f"{MARK}{os.getpid()}-{secrets.token_hex(4)}"
     tops = list(dict.fromkeys(parent / own for parent in parents.values()))
     with janitor([*(top / name for top in tops for name in names), *tops]), ExitStack() as locks:
-        with locked(places[0], fcntl.LOCK_EX):  # else another cluster's start may take them for leftovers
+        with locked(places[0], fcntl.LOCK_EX):  # else another cluster's start may remove the groups as leftovers
             for top in tops:
                 make_group(top)
                 locks.enter_context(locked(top))
@@ -146,8 +146,8 @@ def limited_groups(names: list[str], limits: Limits, places=PLACES):
 def parent_of(controller: str, limits: Limits, places=PLACES) -> Path:
     """Return the folder for groups with this controller: this process's own group if possible.
 
-    In version 2 a group with processes cannot give controllers to groups inside it. Then it is the nearest group around
-    it that can.
+    In version 2 a group with processes cannot give controllers to groups inside it. Then return the nearest outer group
+    that can.
     """
     for folder in own_groups(controller, places):
         return folder
@@ -186,7 +186,7 @@ def set_file(file: Path, text: str) -> None:
 
 @contextmanager
 def said_plainly(path: Path):
-    """Turn a refusal of the kernel into a ClusterError."""
+    """Raise a ClusterError in one line when the kernel refuses."""
     try:
         yield
     except OSError as error:
@@ -194,9 +194,9 @@ def said_plainly(path: Path):
 
 
 def share_alike(folder: Path, controller: str, hosts: int, limits: Limits) -> None:
-    """Prepare the group around all hosts, so that the scheduler gives each host as much as one process outside.
+    """Set the weight of the group around all hosts, so that each host gets as much CPU time as a process outside.
 
-    By default it gives a group as much as one process, whatever is in it.
+    By default the scheduler gives a whole group as much as one process.
     """
     if is_version_2(folder):
         set_file(folder / "cgroup.subtree_control", " ".join(f"+{name}" for name in limits.controllers))
@@ -230,9 +230,9 @@ def settings_of(controller: str, limits: Limits, version_2: bool) -> dict[str, s
 
 @contextmanager
 def locked(folder: Path, operation: int = fcntl.LOCK_EX | fcntl.LOCK_NB):
-    """Hold a lock on a folder. A cluster's process holds those of its groups while it lives.
+    """Hold a lock on a folder. A cluster's process holds the locks of its groups while it lives.
 
-    If another process holds the lock, raise BlockingIOError, or wait for it if the operation is LOCK_EX alone.
+    If another process holds the lock, raise BlockingIOError, or wait if the operation is LOCK_EX alone.
     """
     file = os.open(folder, os.O_RDONLY)
     try:
@@ -244,7 +244,7 @@ def locked(folder: Path, operation: int = fcntl.LOCK_EX | fcntl.LOCK_NB):
 
 @contextmanager
 def janitor(folders: list[Path]):
-    """Remove the folders after the block, or when this process is gone. folders: inner ones first."""
+    """Remove the folders after the block, or when this process has ended. folders: inner ones first."""
     # In a new session it does not get Ctrl-C or the hang-up of a terminal. It does not inherit our output either, which
     # may be a pipe whose reader waits for its end.
     process = subprocess.Popen(
@@ -260,7 +260,7 @@ def janitor(folders: list[Path]):
 
 
 def remove_left_groups(places=PLACES) -> bool:
-    """Remove the groups of clusters whose process is gone. Return False if some remain for a while."""
+    """Remove the groups of clusters whose process has ended. Return False if some cannot be removed yet."""
     tops = {groups[-1] for controller in (*FLAGS, VERSION_2) if (groups := own_groups(controller, places))}
     if not tops:
         return True
@@ -270,13 +270,13 @@ def remove_left_groups(places=PLACES) -> bool:
 
 
 def is_gone_or_lives(folder: Path) -> bool:
-    """Remove the group of a cluster unless its process lives. Return False if something inside keeps it."""
+    """Remove a cluster's group unless its process lives. Return False if processes inside still keep the group."""
     try:
         with locked(folder):
             for inner in (path for path in folder.iterdir() if path.is_dir()):
                 inner.rmdir()
             folder.rmdir()
-    except (BlockingIOError, FileNotFoundError):  # its process holds the lock; another process has removed it
+    except (BlockingIOError, FileNotFoundError):  # the cluster lives, or another process has removed the group
         return True
     except OSError:
         return False

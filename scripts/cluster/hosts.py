@@ -21,7 +21,7 @@ from dist.control_groups import PLACES
 from scripts.cluster.groups import NO_LIMITS, ClusterError, ControlGroup, Limits, limited_groups, remove_left_groups
 
 HEAD = "head"
-HEAD_MARK = "virtual-cluster-head"  # an argument of the process that holds a head, to find it by
+HEAD_MARK = "virtual-cluster-head"  # an argument by which to find the process that holds a head
 NAMESPACES = ["--net", "--uts", "--ipc", "--mount", "--pid"]
 END_LIMIT_S = 10
 # Arguments: the host's name, the text of /etc/hosts, the owner's process ID (see is_owned), and where control groups
@@ -43,7 +43,7 @@ exec cat
 
 
 class Host:
-    """One running host. pid: its first process, in this process's PID namespace; group: its limits, if any."""
+    """A running host. pid: of its first process, in this process's PID namespace; group: its limits or None."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class Host:
         group: ControlGroup | None = None,
         groups: str = "",
     ):
-        """Start a host. ClusterError: the kernel refuses.
+        """Start a host. Raise ClusterError if the kernel refuses.
 
-        addresses: its /etc/hosts. inside: the host that it ends with. groups: where control groups are mounted, "" to
-        hide them.
+        addresses: the text of /etc/hosts. inside: the host with which this one ends. groups: where control groups are
+        mounted, "" to hide them.
         """
         self.name = name
         self.group = group
@@ -64,7 +64,7 @@ class Host:
         command = ["unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc", "--"]
         command += ["sh", "-c", FIRST_PROCESS, mark, name, addresses, str(os.getpid()), groups]
         pipe = subprocess.PIPE
-        # In a new session it does not get Ctrl-C: the owner does, and stops mpirun first.
+        # In a new session the host does not get Ctrl-C. Its owner does, and stops mpirun first.
         self._keeper = subprocess.Popen(
             inside.enter(*command) if inside else command,
             stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True,
@@ -75,7 +75,7 @@ class Host:
         self.pid = innermost_child(self._keeper.pid)
 
     def outside(self, path: str) -> Path:
-        """Return the path of a file of the host in this process's view."""
+        """Return the path by which this process sees a file of the host."""
         return Path(f"/proc/{self.pid}/root{path}")
 
     def enter(self, *command: str) -> list[str]:
@@ -88,9 +88,9 @@ class Host:
         return self.enter("env", f"--chdir={Path.cwd()}", *command)
 
     def on_network(self, *command: str, text: str = "") -> str:
-        """Run a command of this machine on the host's network, with `text` as input. Returns its output.
+        """Run a command of this machine on the host's network, with `text` as input, and return its output.
 
-        ClusterError: it fails; the error has the command's message.
+        Raise ClusterError with the command's message if it fails.
         """
         return output_of(["nsenter", "--target", str(self.pid), "--net", "--", *command], input=text)
 
@@ -107,7 +107,7 @@ class Host:
 
 
 def output_of(command: list[str], **options) -> str:
-    """Return what a command prints. options: subprocess.run's. ClusterError: it fails; the error has its message."""
+    """Return a command's output. options: for subprocess.run. Raise ClusterError with its message if it fails."""
     result = subprocess.run(command, capture_output=True, text=True, **options)
     if result.returncode:
         raise ClusterError(" ".join((result.stderr or result.stdout).split()))
@@ -116,10 +116,10 @@ def output_of(command: list[str], **options) -> str:
 
 @contextmanager
 def running_hosts(addresses: dict[str, str], prepare_head=lambda head: None, limits: Limits = NO_LIMITS):
-    """Yield (head, nodes), which end with the block. addresses: {name: IP address} of the head and the nodes.
+    """Yield (head, nodes); end them with the block. addresses: {name: IP address} of the head and the nodes.
 
-    prepare_head(head) is called before the nodes are made, so they see the file systems that it mounts. limits: of each
-    node.
+    prepare_head(head) is called before the nodes are made, so the nodes see file systems that it mounts. limits: for
+    each node.
     """
     hosts_file = "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in addresses.items())
     hosts = []
@@ -139,10 +139,10 @@ def running_hosts(addresses: dict[str, str], prepare_head=lambda head: None, lim
 
 @contextmanager
 def equal_cores(setting: Path = Path("/proc/sys/kernel/sched_autogroup_enabled")):
-    """Share the machine's cores equally among processes, not among sessions as Linux may do, while the block runs.
+    """While the block runs, share cores equally among processes, not among sessions as Linux may do.
 
-    Open MPI makes a session for each host. Two ranks on one host would compute half as fast as a rank alone on another,
-    and a verdict would blame hosts that are alike.
+    Open MPI makes a session for each host. Two ranks on one host would compute half as fast as a single rank on
+    another, and a verdict would blame hosts that are equal.
     """
     is_changed = False
     with suppress(OSError):  # a kernel without it, or a container that may not change it
@@ -157,7 +157,7 @@ def equal_cores(setting: Path = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
 def innermost_child(pid: int) -> int:
-    """Return the last process of a chain of first children: the one that nsenter and unshare have started."""
+    """Follow first children from `pid` to the last one: the process that nsenter and unshare have started."""
     while children := child_processes(pid):
         pid = children[0]
     return pid
@@ -178,11 +178,11 @@ def namespace_pids(pid: int) -> list[int]:
 
 
 def end_clusters(running_too: bool = False) -> int:
-    """End the clusters whose script is gone, or all of them if `running_too`. Returns how many."""
+    """End the clusters whose script has ended, or all if `running_too`. Return how many."""
     ended = [pid for pid in head_keepers() if running_too or not is_owned(pid)]
     for pid in ended:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)  # --kill-child: the head's first process ends with it, and all in there
+            os.kill(pid, signal.SIGKILL)  # by --kill-child the head's first process ends, and so all its hosts
     deadline = time.monotonic() + END_LIMIT_S
     while set(ended) & set(head_keepers()) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -197,14 +197,14 @@ def head_keepers() -> list[int]:
 
 
 def is_owned(keeper: int) -> bool:
-    """Return whether the parent still is the process that made the cluster, not one that adopts orphans."""
+    """Return whether the keeper's parent still is the process that made the cluster, not one that adopts orphans."""
     words = command_line(keeper)
     try:
         parent = int(Path(f"/proc/{keeper}/stat").read_text().rpartition(")")[2].split()[1])
         # In another PID namespace the owner has another number for itself.
         return int(words[words.index(HEAD_MARK) + 3]) in namespace_pids(parent)
     except (FileNotFoundError, ProcessLookupError, ValueError):
-        return True  # ended meanwhile: nothing to clean
+        return True  # it has ended by now: nothing to clean up
 
 
 def command_line(pid: int) -> list[str]:

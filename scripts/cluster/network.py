@@ -7,7 +7,7 @@ from scripts.settings.units import bits_per_s
 
 SWITCH = "switch"
 NETWORK = "10.77.0"  # inside namespaces: it cannot collide with the machine's addresses or another cluster's
-MOST_NODES = 250  # the last byte of an address, with the head at 254
+MOST_NODES = 250  # as the last byte of an address is the node's, and the head has 254
 DIRECTIONS = {"in": "incoming", "out": "outgoing"}
 TCP = "/proc/sys/net/ipv4/tcp_"  # followed by a setting's name; a new network namespace starts with the machine's
 # A packet of TCP segmentation offload has up to 64 KiB; with a smaller bucket the shaper would cut each one. The shaper
@@ -20,8 +20,8 @@ QUEUE_S = 0.05
 
 @dataclass(frozen=True)
 class Port:
-    """A node's port: its rates ("400mbit") out of and into the node, and its burst after a pause in bytes, or None for
-    one that suits the rate."""
+    """A node's port: its rates ("400mbit") out of and into the node, and its burst after a pause in bytes; None derives
+    the burst from the rate."""
 
     outgoing: str
     incoming: str
@@ -33,16 +33,16 @@ def node_name(node: int) -> str:
 
 
 def host_addresses(nodes: int) -> dict[str, str]:
-    """Return {host name: IP address} of the head and the nodes. ClusterError: there are too many."""
+    """Return {host name: IP address} of the head and the nodes. Raise ClusterError if there are too many."""
     if not 1 <= nodes <= MOST_NODES:
         raise ClusterError(f"--nodes {nodes}: expected 1 to {MOST_NODES}")
     return {HEAD: f"{NETWORK}.254"} | {node_name(node): f"{NETWORK}.{node + 1}" for node in range(nodes)}
 
 
 def node_ports(nodes: int, rate: str, slow: list[str], burst: float | None = None) -> list[Port]:
-    """Return a Port for each node. rate: both ways. slow: exceptions, such as ["node2:100mbit", "node0:in:50mbit"].
+    """Return a Port for each node. rate: for both ways. slow: exceptions, e.g. ["node2:100mbit", "node0:in:50mbit"].
 
-    ClusterError, UnitError: the text is wrong.
+    Raise ClusterError or UnitError for a wrong text.
     """
     bits_per_s(rate)
     ports = {node_name(node): Port(rate, rate, burst) for node in range(nodes)}
@@ -61,7 +61,7 @@ def node_ports(nodes: int, rate: str, slow: list[str], burst: float | None = Non
 def connect(head: Host, nodes: list[Host], ports: list[Port], delay: str | None, congestion: str) -> None:
     """Join the nodes by a switch on the head's network, with rates, delay and TCP congestion control.
 
-    ClusterError: the kernel refuses; the error has the reason.
+    Raise ClusterError with the reason if the kernel refuses.
     """
     addresses = host_addresses(len(nodes))
     lines = [f"link add {SWITCH} type bridge", f"link set {SWITCH} up", "link set lo up"]
@@ -81,7 +81,7 @@ def connect(head: Host, nodes: list[Host], ports: list[Port], delay: str | None,
 
 
 def limit_rate(host: Host, device: str, rate: str, delay: str | None, burst: float | None = None) -> None:
-    """Limit the rate of what leaves `device`: a token bucket, behind a delay line if there is a delay."""
+    """Limit the rate at which packets leave `device`: a token bucket, behind a delay line if there is a delay."""
     add = ("tc", "qdisc", "add", "dev", device)
     place = ("root",)
     if delay:
@@ -98,7 +98,7 @@ def limit_rate(host: Host, device: str, rate: str, delay: str | None, burst: flo
 
 
 def token_bucket(rate: float, burst: float | None = None) -> list[str]:
-    """Return tc's arguments for a queue that sends `rate` bits/s, and after a pause `burst` bytes at once.
+    """Return tc's arguments for a queue that sends `rate` bits/s, and `burst` bytes at once after a pause.
 
     tbf, not htb: one class needs no tree. After a pause the bucket's content passes at full speed, so a large bucket
     flatters short exchanges: at 400 Mbit/s 512 KiB let 8 MB pass faster than its headers allow. But the bucket also

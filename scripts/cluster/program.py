@@ -18,7 +18,7 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(BaseException):
-    """A signal told this program to end. It is not an Exception, so that other handlers do not catch it."""
+    """A signal told this program to end. Not an Exception, so that `except Exception` does not catch it."""
 
     def __init__(self, signal_number: int):
         super().__init__(signal_number)
@@ -30,7 +30,7 @@ def raise_stopped(signal_number, frame):
 
 
 def split_command(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split a command line at the first "--" into our flags and a command, which may contain more "--"."""
+    """Split a command line at the first "--" into this program's flags and a command, which may hold more "--"."""
     if "--" not in words:
         return words, []
     at = words.index("--")
@@ -59,7 +59,7 @@ def check_command(command: list[str]) -> None:
 
 
 def end_with(work: Callable[[], int]) -> None:
-    """End this process with the exit code that `work` returns.
+    """Call `work` and end this process with the exit code that it returns.
 
     Ctrl-C, SIGTERM, a closing terminal and a closed output pipe stop it. A user's mistake becomes one line.
     """
@@ -79,9 +79,9 @@ def end_with(work: Callable[[], int]) -> None:
 
 
 def run_process(command: list[str], stop: Callable[[subprocess.Popen], None], **options) -> int:
-    """Run a command. Returns its exit code, or 128 + the signal that ended it. options: Popen's.
+    """Run a command. Return its exit code, or 128 + the signal that ended it. options: for Popen.
 
-    Stopped: raised again after `stop(process)`.
+    On Stopped, call `stop(process)` and raise Stopped again.
     """
     process = None
     try:
@@ -97,7 +97,7 @@ def run_process(command: list[str], stop: Callable[[subprocess.Popen], None], **
 
 @contextmanager
 def undisturbed():
-    """Delay signals that stop this program until the block ends: during Popen nobody could stop the new process."""
+    """Delay signals that stop this program until the block ends, as nothing could stop a process inside Popen."""
     arrived = []
     handlers = {number: signal.getsignal(number) for number in ENDS}
     for number, handler in handlers.items():

@@ -7,7 +7,7 @@ import os
 
 from scripts.cluster.hosts import HEAD
 
-RUNTIME = "/run"  # of the virtual hosts alone, which share it
+RUNTIME = "/run"  # shared by the virtual hosts, hidden from the machine
 FOLDER = f"{RUNTIME}/slurm"
 CONFIG = f"{FOLDER}/slurm.conf"
 MUNGE_FOLDER = f"{RUNTIME}/munge"  # where MUNGE's clients look for its socket
@@ -46,7 +46,7 @@ GresTypes=gpu
 
 
 def config_files(addresses: dict[str, str], cpus: int, gpus: int) -> dict[str, str]:
-    """Return {file name: text} of /run/slurm. addresses: {name: IP address}. cpus, gpus: of each node."""
+    """Return {file name: text} for /run/slurm. addresses: {name: IP address}. cpus, gpus: numbers per node."""
     nodes = [name for name in addresses if name != HEAD]
     gres = f" Gres=gpu:{gpus}" if gpus else ""
     memory_mb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20

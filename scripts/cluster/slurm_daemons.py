@@ -1,6 +1,6 @@
 """A real SLURM on virtual hosts: MUNGE and slurmctld on the head, a slurmd on every node.
 
-All their files are in a /run that only the hosts see. The daemons end with the hosts.
+All files of the daemons are in a /run that only the hosts see. The daemons end with the hosts.
 """
 
 import os
@@ -39,22 +39,22 @@ class Slurm:
         self.daemons = {}
 
     def environment(self) -> dict[str, str]:
-        """Return the environment for commands: ours without PLACEMENT_VARIABLES, with settings for SLURM and MPI."""
+        """Return this process's environment without PLACEMENT_VARIABLES, with settings for SLURM and MPI."""
         kept = {name: text for name, text in os.environ.items() if not name.startswith(PLACEMENT_VARIABLES)}
         return kept | MPI_SETTINGS | {"SLURM_CONF": CONFIG, "TMPDIR": "/dev/shm"}
 
     def output(self, *words: str) -> str:
-        """Run a command on the head and return its output. ClusterError: it fails; the error has its message."""
+        """Run a command on the head and return its output. Raise ClusterError with its message if it fails."""
         return output_of(self.head.enter_here(*words), env=self.environment())
 
     def jobs(self) -> list[str]:
-        """Return a line for each job that waits or runs: number, name, state, reason or nodes."""
+        """Return a line for each waiting or running job: number, name, state, reason or nodes."""
         return self.output("squeue", "--noheader", "--format", "%i %j %T %R").splitlines()
 
 
 @contextmanager
 def running_slurm(nodes: int, cpus_per_node: int, gpus_per_node: int, rate: str):
-    """Yield a Slurm with all nodes idle, which ends with the block, jobs included. ClusterError: it does not start."""
+    """Yield a Slurm with all nodes idle; end it and its jobs with the block. Raise ClusterError if it cannot start."""
     addresses = host_addresses(nodes)
     with running_hosts(addresses, prepare_head=mount_runtime_folder) as (head, hosts):
         connect(head, hosts, [Port(rate, rate)] * nodes, None, "reno")
@@ -70,7 +70,7 @@ def running_slurm(nodes: int, cpus_per_node: int, gpus_per_node: int, rate: str)
 
 
 def mount_runtime_folder(head: Host) -> None:
-    """Mount an empty /run for the head and the nodes that are made later."""
+    """Mount an empty /run for the head and for nodes that are made later."""
     subprocess.run(head.enter("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", RUNTIME), check=True)
 
 
@@ -92,7 +92,7 @@ def write_files(head: Host, nodes: list[Host], texts: dict[str, str], gpus: int)
 
 
 def start_daemons(slurm: Slurm) -> None:
-    """Start the daemons in order, and return when every node is idle. ClusterError: that does not happen."""
+    """Start the daemons in order, and wait until every node is idle. Raise ClusterError if that fails."""
     start_daemon(slurm, slurm.head, "munged", "--foreground", f"--key-file={MUNGE_FOLDER}/key",
                  f"--seed-file={MUNGE_FOLDER}/seed")  # fmt: skip
     # Without MUNGE's socket slurmctld and slurmd end at once.
@@ -104,7 +104,7 @@ def start_daemons(slurm: Slurm) -> None:
 
 
 def start_daemon(slurm: Slurm, host: Host, *command: str, log: str | None = None) -> None:
-    """Start a daemon in the foreground, so that it ends with its host. log: its name, if not the program's."""
+    """Start a daemon in the foreground, so that it ends with its host. log: the log's name, if not the program's."""
     name = log or command[0]
     with open(slurm.head.outside(f"{FOLDER}/{name}.log"), "w") as file:
         slurm.daemons[name] = subprocess.Popen(
@@ -122,7 +122,7 @@ def all_idle(slurm: Slurm) -> bool:
 
 
 def wait_for(happens: Callable[[], bool], slurm: Slurm) -> None:
-    """Wait until happens() is true. ClusterError: a daemon has ended, or START_LIMIT_S is over; with its last line."""
+    """Wait until happens() is true. Raise ClusterError if a daemon ends, with its last line, or after START_LIMIT_S."""
     deadline = time.monotonic() + START_LIMIT_S
     while not happens():
         ended = next((name for name, daemon in slurm.daemons.items() if daemon.poll() is not None), None)

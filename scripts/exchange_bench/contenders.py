@@ -1,4 +1,4 @@
-"""Contenders of bench_exchange.py: every strategy and MPI's own collectives, on vectors with known sums.
+"""Contenders of bench_exchange.py: all strategies, and MPI's collectives alone, on vectors with known sums.
 
 A strategy runs its real `update` with an optimizer that only copies: D bytes of gradients become parameters. If only
 the sums travel, as with MPI_Allreduce, the copy is not part of the exchange and is made after the clock has stopped.
@@ -27,12 +27,12 @@ JUNK = -1.0  # no sum has this value
 
 
 class Contender:
-    """One way to exchange. Every rank calls prepare, exchange (which is timed), finish and is_correct; at last close.
+    """An exchange to be measured. Every rank calls prepare, exchange (timed), finish and is_correct; at the end close.
 
     own_buffers: two vectors of this rank, (size,) each, which all contenders use in turn. wire_format: how vectors
-    travel, if the contender lets one choose. family: "own" (strategies with messages of their own), "strategy" (those
+    travel, if the contender has a choice. family: "own" (strategies that send messages themselves), "strategy" (those
     that call MPI's collectives), "mpi" or "torch". wire: the dtype that travels. whole: False for half of an exchange,
-    which does not leave the sums on all ranks.
+    which leaves the sums on some ranks only.
     """
 
     family = "mpi"
@@ -50,7 +50,7 @@ class Contender:
         self.sums = summed_values(contributors)
 
     def prepare(self) -> None:
-        """Write this rank's values into the gradients, and junk where the sums will be."""
+        """Write this rank's values into the gradients, and JUNK where the sums will be."""
         fill(self.buffers.gradients, self.values)
         if self.buffers.fills_parameters:
             self.buffers.parameters.fill(JUNK)
@@ -59,17 +59,17 @@ class Contender:
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Do what remains, untimed, until the parameters are the sums."""
+        """Complete the parameters if they are not the sums yet; untimed."""
 
     def is_correct(self) -> bool:
         return is_filled(self.buffers.parameters, self.sums)
 
     def close(self) -> None:
-        """Free what the contender holds. Collective."""
+        """Free the contender's resources. Collective."""
 
 
 class CopyingOptimizer:
-    """Copies the sums into the parameters, in `finish`: the cheapest update that shows them. It has no state."""
+    """Copies the sums into the parameters in `finish`, in place of an update. It has no state."""
 
     def __init__(self):
         self._copies = []
@@ -84,7 +84,7 @@ class CopyingOptimizer:
 
 
 class CopyingAtOnce(CopyingOptimizer):
-    """Copies in `update`, for strategies that send the updated parameters."""
+    """Copies already in `update`, for strategies that send the updated parameters."""
 
     def update(self, *arguments) -> None:
         super().update(*arguments)
@@ -100,7 +100,7 @@ def copying_job(buffers, size: int, new_optimizer, **options) -> Job:
 
 
 class StrategyContender(Contender):
-    """A strategy's real update. wire, op: replace those of wire_format. server: as in Job."""
+    """A strategy's real update. wire, op: override wire_format. server: as in Job."""
 
     def __init__(self, world, own_buffers, wire_format, kind: type[Strategy], wire=None, op=None, server="colocated"):
         super().__init__(world, own_buffers)
@@ -111,7 +111,7 @@ class StrategyContender(Contender):
         self.size = len(own_buffers.gradients)
         self.optimizers = []
         self.shares_memory = kind.traits.buffers is not OwnBuffers
-        if self.shares_memory:  # new ones, because shared buffers may count the exchanges so far
+        if self.shares_memory:  # separate ones, because shared buffers may count the exchanges so far
             self.buffers = kind.traits.buffers(world, self.size)
         self.new_optimizer = CopyingOptimizer if kind.traits.shares_sums else CopyingAtOnce
         self.operation = kind.traits.new_operation(wire_format)
@@ -240,7 +240,7 @@ COLLECTIVES = {
 def strategy_makers(kind: type[Strategy]) -> dict:
     """Return {name: function of (world, own_buffers, wire_format) that makes the contender}.
 
-    The names are the strategy's own and those with /dedicated, /own and /bfloat16. The dict is empty for a control, and
+    The names are the strategy's, alone and with /dedicated, /own and /bfloat16. The dict is empty for a control, and
     for a strategy that exchanges layer by layer because no rank holds the whole vector.
     """
     if not kind.traits.exchanges or not kind.traits.keeps_gradients:
@@ -261,7 +261,7 @@ def makers() -> dict:
 
 
 def chosen_makers(text: str, ranks: int) -> dict:
-    """Return the makers that --strategies names; for "all" those that run on so many ranks.
+    """Return the makers that --strategies names; for "all" those that can run on `ranks` ranks.
 
     A name may be the file of a user's own strategy. Raise UserError for an unknown name.
     """

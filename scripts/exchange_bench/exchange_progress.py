@@ -1,4 +1,4 @@
-"""Progress of bench_exchange.py on stderr: results, the contender that runs now, the time that is left.
+"""Progress of bench_exchange.py on stderr: results, the running contender, the remaining time.
 
 Rank 0 prints a line every few seconds at most: under mpirun stderr is no terminal on which one line could be updated.
 """
@@ -40,7 +40,7 @@ class ExchangeProgress:
         say(text, on_stderr=True)
 
     def end_turn(self, size_bytes: int, name: str, seconds: float) -> None:
-        """seconds: of the exchange that this turn measured."""
+        """End a turn. seconds: of its measured exchange."""
         self._done_bytes += size_bytes
         self._results.append(f"{name} {seconds_text(seconds)}")
 

@@ -12,7 +12,7 @@ MOST_NODES_SHOWN = 8  # with more nodes, only the JSON has each node's bytes
 
 
 def lower_bound_s(size_bytes: int, nodes: int, rate: float | None) -> float | None:
-    """Return 2 (M-1)/M D / B, the least time of an all-reduce of D bytes; None on one node.
+    """Return 2 (M-1)/M D / B, the least seconds of an all-reduce of D bytes; None on one node.
 
     Each of M nodes must send and receive 2 (M-1)/M D bytes through a port of B bytes/s each way.
     """

@@ -53,7 +53,7 @@ def start_gloo(world):
 
 
 def _new_store(world, new_store, address: str):
-    """Return the store through which the ranks find each other; rank 0 serves it at `address`."""
+    """Return the store through which the ranks find each other. Rank 0 serves it at `address`."""
     store = None
     port = 0
     if world.rank == 0:

@@ -1,7 +1,7 @@
 """Measure exchanges in turns: seconds, CPU seconds, bytes through each node's ports; check the sums.
 
-Before each exchange that counts, the same contender makes one that does not. In training, too, an exchange follows its
-like: TCP keeps the congestion windows of the last exchange, and many senders into one port leave small windows. Between
+Before each exchange that counts, the same contender makes one that does not, as in training exchanges follow equal
+ones: TCP keeps the congestion windows of the last exchange, and many senders into one port leave small windows. Between
 exchanges the ranks sleep in a barrier, because a rank that spins slows down those that still work.
 """
 
@@ -42,8 +42,8 @@ def counted_repetition(world: World, turn: int, name: str, contender, ports: Por
 def repetition(world: World, contender, ports: Ports) -> dict:
     """Measure one exchange. Collective.
 
-    Returns seconds: of the slowest rank, from the barrier before the exchange to its end; cpu_s: the sum over all
-    ranks; node_bytes: [bytes in, bytes out] of each node's ports; wrong_ranks: ranks that do not hold the sums.
+    Return seconds: of the slowest rank, from the barrier before the exchange to its end; cpu_s: the sum over all ranks;
+    node_bytes: [bytes in, bytes out] of each node's ports; wrong_ranks: ranks that do not hold the sums.
 
     The barrier after the exchange is not timed: with sleeping ranks on few cores it takes milliseconds, which no
     exchange needs. So the seconds are at least those from the last rank's start to the last rank's end.

@@ -15,7 +15,7 @@ LARGEST = 256  # bfloat16, with 8 bits of significand, holds every whole number 
 
 
 def vector_size(size_bytes: int, ranks: int) -> int:
-    """Return the elements of a vector of at least `size_bytes` bytes that divides into whole shards."""
+    """Return the length of a vector of at least `size_bytes` bytes that divides into equal shards."""
     multiple = SHARD_MULTIPLE * ranks
     return -(-size_bytes // (VECTOR_BYTES * multiple)) * multiple
 

@@ -1,1 +1,1 @@
-"""The machine and the versions that a number comes from, and what its GPU reaches."""
+"""Facts about the machine of a measurement: versions, CPU, GPU and its rates, launcher."""

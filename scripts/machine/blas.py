@@ -35,7 +35,7 @@ def cpu_instructions(path: str = "/proc/cpuinfo") -> list[str]:
 
 
 def loaded_blas() -> dict:
-    """Return {"library", "version", "kernels"} of NumPy's BLAS in this process; None for what is not known."""
+    """Return {"library", "version", "kernels"} of NumPy's BLAS in this process; unknown values are None."""
     import numpy  # noqa: F401 - loads its BLAS
     from threadpoolctl import threadpool_info
 
@@ -47,7 +47,7 @@ def loaded_blas() -> dict:
 
 
 def blas_facts(environment) -> dict:
-    """Return what config.json says about a rank's BLAS and CPU."""
+    """Return the facts about a rank's BLAS and CPU for config.json."""
     variables = {name: environment[name] for name in VARIABLES if name in environment}
     return loaded_blas() | {"variables": variables, "processor": processor(), "instructions": cpu_instructions()}
 

@@ -1,4 +1,4 @@
-"""Find out which state of the project's code is running: the commit of its git checkout, and whether files differ.
+"""Identify the running code: the commit of its git checkout, and whether files differ from it.
 
 git runs while the caller does other work. If it is missing, fails, or takes longer than LIMIT_S, as on a slow shared
 disk, the answer is None, so a training neither waits for it nor fails because of it.
@@ -21,13 +21,13 @@ COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
 class Checkout:
-    """Starts git when it is made; `facts` has the answer. folder: the project's root."""
+    """Starts git in its constructor; `facts` waits for the answer. folder: the project's root."""
 
     def __init__(self, folder: Path = ROOT):
         self._begun = time.monotonic()
         self._head = None
         self._changes = None
-        # In a folder that is not a checkout git would describe one around it, such as a user's own project.
+        # In a folder that is not a checkout, git would describe an outer one, such as a user's project.
         if (folder / ".git").exists():
             self._head = ask(folder, "rev-parse", "--verify", "HEAD")
             self._changes = ask(folder, "status", "--porcelain", "--untracked-files=normal", "--", *CODE)
@@ -52,16 +52,16 @@ class Checkout:
             try:
                 text, _ = process.communicate(timeout=max(READING_S, left_s))
             except subprocess.TimeoutExpired:
-                process.kill()  # without waiting: on a disk that hangs it does not even die
+                process.kill()  # without waiting: on a hanging disk it may not die
                 return None
         return text.decode(errors="replace") if process.returncode == 0 else None
 
 
 def ask(folder: Path, *words: str) -> subprocess.Popen | None:
-    """Start git on a checkout. Returns None if it cannot be started.
+    """Start git on a checkout. Return None if it cannot be started.
 
     safe.directory lets git read another user's checkout. Variables that lead git elsewhere (GIT_DIR, as in a hook) are
-    left out. It takes no lock, as it may be killed.
+    left out. git takes no lock, as it may be killed.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     options = ("-C", str(folder), "-c", f"safe.directory={folder}", "-c", "core.fsmonitor=false")

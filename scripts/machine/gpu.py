@@ -1,4 +1,4 @@
-"""Describe the GPU that a number comes from: name, software, datasheet rate, and measured rates."""
+"""Describe the GPU of a measurement: name, software, datasheet rate, and measured rates."""
 
 import ctypes
 import math
@@ -12,9 +12,9 @@ PEAK_TFLOPS = {
     "H200 NVL": 835, "H200": 990, "GH200": 990, "H100 PCIe": 756, "H100 NVL": 835, "H100": 990, "A100": 312,
     "L40S": 362, "RTX 4090": 165, "RTX 3090": 71,
 }  # fmt: skip
-# GPUs whose name contains one above, but which have other rates: MIG instances and relatives.
+# GPUs with a name from above in theirs, but other rates: MIG instances and variants.
 OTHERS = ("MIG ", "Laptop", "RTX 4090 D", "RTX 3090 Ti")
-# Packages that computing on a GPU may use, by their names in pip.
+# Packages that may be used on a GPU, by their names in pip.
 PACKAGES = (
     "cupy-cuda13x", "cupy-cuda12x", "ml_dtypes", "numpy", "numba", "mpi4py", "torch", "nvidia-cublas",
     "nvidia-cublas-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-frontend", "nvidia-nccl-cu13",
@@ -46,7 +46,7 @@ def gpu_facts(device) -> dict:
 
 
 def gpu_limits(bus_id: str) -> dict[str, int]:
-    """Return those of LIMITS that the driver tells for the GPU at a PCI bus ID."""
+    """Return the values of LIMITS that the driver reports for the GPU at a PCI bus ID."""
     found = {}
     device = ctypes.c_void_p()
     number = ctypes.c_uint()
@@ -72,7 +72,7 @@ def limits_text(gpu: dict) -> str:
 
 
 def peak_tflops(name: str) -> float | None:
-    """Return the datasheet's rate of the GPU with that name; None if it is not in the table."""
+    """Return the datasheet's TFLOP/s of the GPU with this name; None if it is not in the table."""
     if any(other in name for other in OTHERS):
         return None
     return next((peak for part, peak in PEAK_TFLOPS.items() if part in name), None)

@@ -1,4 +1,4 @@
-"""Describe the machine and the versions that a number comes from: processor, cores, memory, and their limits."""
+"""Describe the machine of a measurement: versions, processor, cores, memory, and their limits."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ def machine() -> dict:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Return the versions of Python and of those packages that are installed."""
+    """Return the versions of Python and of the given packages that are installed."""
     found = {name: version_of(name) for name in packages}
     return {"python": platform.python_version()} | {name: text for name, text in found.items() if text}
 
@@ -36,12 +36,12 @@ def processor() -> str:
 
 
 def cores() -> dict:
-    """Return affinity, the cores that this process may use; count; quota, the cores' time of its cgroups or None."""
+    """Return affinity: the cores that this process may use; count; quota: its cgroups' limit in cores, or None."""
     return {"affinity": sorted(os.sched_getaffinity(0)), "count": os.cpu_count(), "quota": cpu_quota()}
 
 
 def memory() -> dict:
-    """Return bytes: total, free (available now), and limit, that of the cgroups or None."""
+    """Return bytes: total; free, which is available now; limit, set by the cgroups, or None."""
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     total, free = (int(lines[key].split()[0]) << 10 for key in ("MemTotal", "MemAvailable"))
     return {"total": total, "free": free, "limit": memory_limit()}

@@ -1,4 +1,4 @@
-"""Find out what started this process, and which mpiruns there are. Needs no MPI."""
+"""Find this process's launcher and the machine's mpiruns. Needs no MPI."""
 
 import os
 import re
@@ -27,7 +27,7 @@ def job_end(environment=os.environ) -> float | None:
 
 
 def find_launcher() -> str:
-    """Return what started this process, in words."""
+    """Describe the launcher of this process."""
     return launcher_kind(next((name for name in _processes_above() if name in LAUNCHERS), None), os.environ)
 
 

@@ -7,7 +7,7 @@ MOST_HOSTS = 4
 
 
 def rank_names(places: list[dict]) -> str:
-    """Return "rank 3 on node1", or "ranks 0-2 and 5 on node0 and node1". places: of World.places."""
+    """Return "rank 3 on node1", or "ranks 0-2 and 5 on node0 and node1". places: from World.places."""
     numbers = rank_numbers(place["rank"] for place in places)
     return f"rank{'s' * (len(places) > 1)} {numbers} on {host_names(place['host'] for place in places)}"
 

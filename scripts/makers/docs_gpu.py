@@ -38,7 +38,7 @@ def main():
 
 
 def file_name(report: dict) -> str:
-    """Return "h100_124M_B64.json" for a step's report, "h100_tests.json" for that of the tests."""
+    """Return "h100_124M_B64.json" for a step's report, "h100_tests.json" for the tests' report."""
     name = gpu_name(report).lower()
     if "tests" in report:
         return f"{name}_tests.json"
@@ -61,18 +61,18 @@ def blocks() -> dict[str, dict[str, str]]:
 
 
 def step_reports() -> list[dict]:
-    """Return the reports by GPU, then from the smallest model to the largest, the largest batch first."""
+    """Return the reports sorted by GPU, model size, and falling batch size."""
     reports = [read(path) for path in sorted(RESULTS.glob("*_B*.json"))]
     return sorted(reports, key=lambda one: (gpu_name(one), one["flops_per_token"], -one["settings"]["batch_size"]))
 
 
 def main_reports() -> list[dict]:
-    """Return each GPU's report of the model and batch size that all GPUs have run."""
+    """Return each GPU's report for the model and batch size of the figure."""
     return [one for one in step_reports() if (one["settings"]["model"], one["settings"]["batch_size"]) == MAIN]
 
 
 def speed_table(reports: list[dict]) -> str:
-    """Return a row per report, the contenders side by side in each column; a dash if one was not measured."""
+    """Return a row per report. Each column shows the contenders side by side, a dash for one without a result."""
     upper = {"ms a step": ("step_s", 1e3, ".1f"), "thousand tokens/s": ("tokens_per_s", 1e-3, ".1f")}
     lower = {"MFU, %": ("mfu", 100, ".1f"), "memory, GB": ("memory_bytes", 1e-9, ".1f")}
     lines = []

@@ -33,7 +33,7 @@ from traces.record.files import END_CLOCKS, END_LINKS, RUN_FORMAT, CounterFile, 
 class ProgramTracer(Tracer):
     """A Tracer that also writes a line of log.jsonl for each step. log: rank 0's open file, None on other ranks.
 
-    made: the number of steps so far.
+    made: the number of traced steps so far.
     """
 
     def __init__(self, log, *arguments, **options):
@@ -55,7 +55,7 @@ class ProgramTracer(Tracer):
             self._log.write(as_json(self._noted | {"step": number} | times) + "\n")
 
     def note(self, **numbers: float) -> None:
-        """Add numbers to the current step's line of the log; rank 0's count. `loss` gets a figure."""
+        """Add numbers to the current step's line of the log, on rank 0. `loss` gets a figure."""
         self._noted |= {name: float(value) for name, value in numbers.items()}
 
 
@@ -63,10 +63,10 @@ class ProgramTracer(Tracer):
 def traced(world: World, out: str, name: str) -> Iterator[ProgramTracer]:
     """Yield this rank's tracer; measure clocks and links before and after the block. Collective.
 
-    out: the run folder, which must not hold a run. name: of the program, for titles, without spaces. A mistake in
-    either ends the job with one line. The folder is locked meanwhile, so watch.py sees that the program runs.
+    out: the run folder, which must not hold a run. name: the program's name for titles, without spaces. A mistake in
+    either ends the job with one line. The folder is locked during the block, so watch.py sees that the program runs.
     summary.json says that the block has ended. If the block raises, there is no summary and no second measurement, as
-    the other ranks may never come; the traces up to there can be read.
+    the other ranks may never arrive; the traces so far can be read.
     """
     with RunLock(world) as lock:
         lock.take(Path(out), anyway=False)
@@ -101,7 +101,7 @@ def _end(world: World, folder: Path, tracer: ProgramTracer) -> None:
 
 
 def _begin(folder: Path, name: str, world: World, links: list[dict]):
-    """Make the folder and its config.json, on rank 0. Returns log.jsonl, open and empty."""
+    """Make the folder and its config.json on rank 0. Return log.jsonl, open and empty."""
     if not NAME.accepts(name):
         raise RunError(f"the program's name is {name!r}, expected {NAME.expected}")
     if (folder / "config.json").exists():

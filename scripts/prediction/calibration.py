@@ -1,11 +1,11 @@
 """Calibrate the cost model by a measured run, and bound the error of its predictions for other strategies.
 
 The factor is the exposed exchange that the run measured over the one that the model predicts. It has two parts. Some
-causes slow down all exchanges (links slower than a probe saw, cores that ranks share, other jobs), so they hold for
-another strategy as well. Others belong to this strategy (the algorithm inside MPI's call, the latency of many
-messages). One run cannot tell them apart. A prediction therefore uses the whole factor. Its range assumes that half of
-the error belongs to this strategy, or all of it if only one of the two strategies calls MPI's collectives, or only one
-overlaps. Both ends are further out by the model's known error.
+causes slow down all exchanges (links slower than probed, cores that ranks share, other jobs), so they apply to another
+strategy as well. Others belong to this strategy (the algorithm inside MPI's call, the latency of many messages). One
+run cannot tell them apart. A prediction therefore uses the whole factor. Its range assumes that half of the error
+belongs to this strategy, or all of it if only one of the two strategies calls MPI's collectives, or only one overlaps.
+Both ends are further out by the model's known error.
 """
 
 import math
@@ -15,7 +15,7 @@ import numpy as np
 
 from scripts.prediction.predictor import PredictedStep
 
-EXPLAINED = (0.5, 2.0)  # factors; outside, something that the model does not know took the time
+EXPLAINED = (0.5, 2.0)  # factors; outside this range the model misses some cause
 TRIFLE = 0.05  # of a step: the factor may miss the measurement by this much, if little of the exchange is exposed
 # Relative errors of calibrated predictions for other strategies: 19 of 20 pairs in docs/measurements.json are nearer.
 OWN_MESSAGES_ERROR = 0.15
@@ -34,8 +34,8 @@ THIS_RUN = "this run"
 class MeasuredStep:
     """Medians over a run's steps, in seconds.
 
-    error_s: the error of step_s. transfer_s: what an infinitely fast network would save. update_s: of the rank that
-    updates longest.
+    error_s: the error of step_s. transfer_s: the time that an infinitely fast network would save. update_s: the longest
+    update of any rank.
     """
 
     step_s: float
@@ -45,7 +45,7 @@ class MeasuredStep:
 
     @property
     def work_s(self) -> float:
-        """Everything but the exchange and the update."""
+        """The step without exchange and update."""
         return max(self.step_s - self.transfer_s - self.update_s, 0.0)
 
     @property
@@ -63,7 +63,7 @@ def measured_step(steps_s: np.ndarray, transfer_s: float, update_s: float) -> Me
 class Calibration:
     """Predictions for other strategies, corrected by a measured run.
 
-    reason: why there are no predictions, else None. own: the predicted step of the run itself, None if it is not known.
+    reason: why there are no predictions, else None. own: the predicted step of the run itself, None if unknown.
     overlapped: whether the run overlapped exchange and computing. factor: measured over predicted time of its exchange.
     """
 
@@ -74,11 +74,11 @@ class Calibration:
     factor: float = 1.0
 
     def step_s(self, step: PredictedStep, overlapped: bool) -> float:
-        """Return the corrected seconds of a step; for the run's own strategy they are the measured ones."""
+        """Return the corrected seconds of a step; for the run's own strategy the measured seconds."""
         return self._step_s(step, overlapped, self.factor)
 
     def range(self, step: PredictedStep, overlapped: bool) -> tuple[float, float]:
-        """Return the least and the most seconds that a step with this strategy may take."""
+        """Return the shortest and the longest seconds that a step with this strategy may take."""
         if self._is_own(step, overlapped):
             return self.measured.range
         algorithms = [bool(one.exchange.algorithms) for one in (self.own, step)]

@@ -1,13 +1,13 @@
 """Predict a step with tensor or pipeline parallelism: the pipeline, its messages, the exchange between replicas.
 
-The seconds that each stage computes, with its sums over shards, are given: by the operations of its layers (shapes.py)
-or by a run's traces (model_parallel_run.py). Transfers are predicted by dist/cost:
+The caller gives each stage's seconds of computing, with its sums over shards: from the operations of its layers
+(shapes.py) or from a run's traces (model_parallel_run.py). Transfers are predicted by dist/cost:
 
 - A step with few messages is replayed as a whole (dist/cost/whole_step.py): replicas and shards share ports, a slow
   port delays only its own stages, and some model shards are exchanged while others still compute.
 - A step with more messages would take seconds to replay. Its pipeline is simulated with a fixed time per message, that
   of the slowest boundary when all ranks send (dist/cost/model_parallel.py), and model shards are exchanged one by one.
-- So is an exchange that overlaps with computing or takes place in each microbatch, which cannot be replayed.
+- So is an exchange that overlaps with computing or takes place in each microbatch, as it cannot be replayed.
 - With replicas alone there is one exchange, which predicted_exchange replays.
 """
 
@@ -29,7 +29,7 @@ from scripts.settings.memory import bytes_beside, bytes_of_slots
 from scripts.settings.model_parallel import ModelCut
 from strategies import Strategy
 
-FEW = 8  # microbatches per stage that are simulated; any further one takes as long as one of their second half
+FEW = 8  # simulated microbatches per stage; each further one takes as long as one of their second half
 # A replay takes 20 us per message, more if many are under way at once. Each shape needs a replay, and each strategy the
 # end of one.
 MOST_REPLAYED = 20_000  # messages times ranks
@@ -37,7 +37,7 @@ MOST_REPLAYED = 20_000  # messages times ranks
 
 @dataclass(frozen=True)
 class PlacedShard:
-    """A model shard: its stage, its tensor-parallel part, its layout, and the cluster of the ranks that hold it."""
+    """A model shard: its stage, its tensor-parallel rank, its layout, and the cluster of the ranks that hold it."""
 
     stage: int
     part: int
@@ -51,11 +51,11 @@ class PlacedShard:
 
 @dataclass(frozen=True)
 class CutStep:
-    """A step, the cut of its model, the places of its ranks, and the computing of its stages.
+    """A step of a model that ranks share: the cut of the model, the ranks' places, the stages' computing.
 
-    batch_size, length: of a microbatch, in sequences and tokens. training: of the whole model; its compute_s is not
-    used. stage_s: (p,) seconds of a microbatch's forward and backward in each stage, with its sums over shards.
-    library: mpich or openmpi.
+    batch_size, length: a microbatch's, in sequences and tokens. training: the whole model's, without its compute_s.
+    stage_s: (p,) seconds of a microbatch's forward and backward in each stage, with its sums over shards. library:
+    mpich or openmpi.
     """
 
     config: GPT2Config
@@ -79,12 +79,12 @@ class CutStep:
 
     @cached_property
     def simulated(self) -> ModelCut:
-        """The cut with only as many microbatches as are simulated."""
+        """The cut, reduced to the simulated number of microbatches."""
         return replace(self.cut, micro_steps=min(self.cut.micro_steps, FEW * self.cut.pipeline))
 
     @cached_property
     def shards(self) -> list[PlacedShard]:
-        """All model shards, by stage, then by tensor-parallel part."""
+        """All model shards, by stage, then by tensor-parallel rank."""
         places = [(stage, part) for stage in range(self.cut.pipeline) for part in range(self.cut.tensor)]
         return [
             PlacedShard(stage, part, Layout(self.config, 1, shard), self.seats.data_cluster(stage, part))
@@ -95,7 +95,7 @@ class CutStep:
 
     @cached_property
     def is_replayed(self) -> bool:
-        """Whether the messages between stages are few enough to be replayed."""
+        """True if the messages between stages are few enough to be replayed."""
         boundaries = (self.cut.pipeline - 1) * self.cut.tensor * self.seats.copies
         return self.cut.tensor * self.cut.pipeline > 1 and self._are_few(2 * boundaries * self.simulated.micro_steps)
 
@@ -104,7 +104,7 @@ class CutStep:
 
     @cached_property
     def ends_s(self) -> np.ndarray:
-        """(p,): the time when each stage has computed all microbatches."""
+        """The times when the stages have computed all microbatches, (p,)."""
         if self.is_replayed:
             few = self.simulated.micro_steps
             return self._of_all(lambda count: (self._few_replayed if count == few else self._new_replay(count)).ends_s)
@@ -114,7 +114,7 @@ class CutStep:
 
     @cached_property
     def unhindered_s(self) -> np.ndarray:
-        """(p,): the same times if messages between stages took no time."""
+        """ends_s if messages between stages took no time, (p,)."""
         return self._of_all(lambda micro_steps: self._simulated_s(micro_steps, 0.0, Head()))
 
     def _of_all(self, ends_s_of) -> np.ndarray:
@@ -173,7 +173,7 @@ class CutStep:
     def _decisive_shards(self) -> list[PlacedShard]:
         """The model shards whose exchange may end last.
 
-        Of shards whose ranks have equal places, a larger one that is ready later makes a smaller one irrelevant.
+        Among shards on equal places, a shard does not count if another is at least as large and ready later.
         """
         alike = {}
         for shard in self.shards:
@@ -222,9 +222,9 @@ class CutStep:
         return kind.traits.memory.of_rank(shard.layout.count, self.seats.copies, shard.cluster.nodes, overlaps)
 
     def memory_bytes(self, kind: type[Strategy], overlaps: bool = False) -> int:
-        """Return the bytes of the rank that holds most, counted as in scripts/settings/memory.py, under 1F1B.
+        """Return the most bytes that a rank holds under 1F1B, counted as in scripts/settings/memory.py.
 
-        With 1F1B the number of microbatches in flight does not grow with their number.
+        With 1F1B the microbatches in flight do not grow with the number of microbatches.
         """
         return max(
             self._held(kind, shard, overlaps).total + beside
@@ -242,7 +242,7 @@ class CutStep:
 
 
 def exchange_seconds(kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> float:
-    """Return the seconds of a step's exchange. Raise UnknownChoice if unknown.
+    """Return the seconds of a step's exchange. Raise UnknownChoice if they are unknown.
 
     A strategy that exchanges in each microbatch is predicted for one and for two, and extrapolated.
     """

@@ -40,12 +40,12 @@ STAGE_PHASES = ("data", "forward", "backward", "tensor", "send")
 
 
 def is_model_parallel(config: dict) -> bool:
-    """Return whether several ranks share a model. config: of config.json."""
+    """Return whether several ranks share a model. config: from config.json."""
     return bool(config.get("mesh"))
 
 
 def model_parallel_facts(evidence: Evidence) -> dict:
-    """Return Calibration.facts with the run's own "predicted_step_s"; if that is None, "own_unknown" says why."""
+    """Return Calibration.facts with the run's own "predicted_step_s"; if it is None, "own_unknown" says why."""
     run = evidence.run
     measured = measured_of(evidence)
     reason = f"several ranks share a model; advise.py --from-run {run.path} --global-batch G compares other cuts"
@@ -58,7 +58,7 @@ def model_parallel_facts(evidence: Evidence) -> dict:
 
 
 def own_step_s(run: Run, times: StepTimes, measured: MeasuredStep) -> float:
-    """Predict the run's own step, in seconds. Raise RunError or UnknownChoice with the reason if unknown."""
+    """Predict the run's own step, in seconds. Raise RunError or UnknownChoice with the reason if that fails."""
     cluster = model_parallel_cluster(run)
     kind = strategy_of(run)
     is_on_one_node = len(set(placement_of(run))) == 1
@@ -99,7 +99,7 @@ def cut_step_of(run: Run, times: StepTimes, cluster: Cluster) -> CutStep:
 
 
 def stage_seconds(run: Run, times: StepTimes) -> np.ndarray:
-    """Return (p,): busy seconds of each stage in a step, the median over its ranks and over steps."""
+    """Return the busy seconds of each stage in a step, (p,): medians over its ranks and over steps."""
     busy = times.phase(*STAGE_PHASES)
     return np.array([np.median(busy[:, run.mesh.stage == stage]) for stage in range(run.mesh.stages)])
 
@@ -117,7 +117,7 @@ def cut_of(settings: dict, config: GPT2Config, mesh: RunMesh) -> ModelCut:
 
 
 def replica_training(run: Run, times: StepTimes, measured: MeasuredStep, kind: type[Strategy]) -> Training:
-    """Return the computing of a step of the run's global batch if each rank had a replica."""
+    """Return the training for the run's global batch as if each rank had a replica."""
     step = cut_step_of(run, times, model_parallel_cluster(run))
     compute_s = float(np.median(times.phase("forward", "backward").mean(axis=1)))
     share = step.updated_share(kind, bool(run.config["settings"].get("overlap")))

@@ -22,10 +22,10 @@ ABOUT_EQUAL = 1.01  # steps within a percent
 class PredictedStep:
     """A predicted step, in seconds.
 
-    name: the strategy's, with its server if that is dedicated. memory, update_s: of the rank that holds and updates
-    most, without overlap. unknown: why `exchange` and the times are None. compute_s: forward and backward. overlap: how
-    much of the exchange can be hidden, None for nothing. rows: with overlap, the exchange of a sparse embedding
-    gradient, which nothing hides. overlapped_memory: with overlap, if it differs.
+    name: the strategy's, with /dedicated for a dedicated server. memory, update_s: without overlap, of the rank with
+    the most. unknown: why `exchange` and the times are None. compute_s: forward and backward. overlap: how much of the
+    exchange can be hidden, None for nothing. rows: with overlap, the exposed exchange of a sparse embedding gradient.
+    overlapped_memory: the memory with overlap, if it differs.
     """
 
     name: str
@@ -40,7 +40,7 @@ class PredictedStep:
 
     @property
     def step_s(self) -> float | None:
-        """The step without overlap."""
+        """The seconds of a step without overlap."""
         return None if self.exchange is None else self.compute_s + self.exchange.seconds + self.update_s
 
     @property
@@ -51,11 +51,11 @@ class PredictedStep:
         return self.overlap.step_s(self.exchange.seconds, self.compute_s) + rows_s + self.update_seconds(True)
 
     def seconds(self, overlapped: bool) -> float | None:
-        """Return the seconds of a step with overlap, if the strategy can overlap, or without."""
+        """Return the seconds of a step: with overlap if `overlapped` and the strategy can, else without."""
         return self.step_s if self.overlapped_s is None or not overlapped else self.overlapped_s
 
     def held(self, overlapped: bool) -> RankMemory:
-        """Return the memory with overlap, if the strategy can overlap, or without."""
+        """Return the memory of a rank: with overlap if `overlapped` and the strategy can, else without."""
         return (overlapped and self.overlap and self.overlapped_memory) or self.memory
 
     def update_seconds(self, overlapped: bool) -> float:
@@ -90,14 +90,14 @@ def _messages_of(kind: type[Strategy], training: Training, library: str) -> tupl
 
 
 def predicted_rows(kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> Prediction | None:
-    """Predict the exchange of a sparse embedding gradient, if this strategy exchanges it apart from the rest."""
+    """Predict the exchange of a sparse embedding gradient, if this strategy exchanges it separately."""
     if kind.traits.sparse_messages is None or training.rows is None:
         return None
     return predict_rows(kind.traits.sparse_messages, cluster, training.rows, library)
 
 
 def predicted_step(kind: type[Strategy], cluster: Cluster, training: Training, library: str, server="colocated"):
-    """Predict a strategy's step. A dedicated server computes nothing: the others do its share of the batch."""
+    """Predict a strategy's step. A dedicated server computes nothing; the other ranks take its share of the batch."""
     ranks = len(cluster.placement)
     is_dedicated = server == "dedicated"
     name = f"{kind.name}/{server}" if is_dedicated else kind.name
@@ -116,9 +116,9 @@ def predicted_step(kind: type[Strategy], cluster: Cluster, training: Training, l
 
 
 def predicted_steps(cluster: Cluster, training: Training, library: str, own: type[Strategy] | None = None) -> list:
-    """The PredictedStep of each strategy that exchanges, in the order of the registry; then with dedicated servers.
+    """Predict the step of each strategy that exchanges, in the registry's order, then with dedicated servers.
 
-    own: a strategy that is not in the registry, to be predicted with the others.
+    own: a strategy outside the registry, to be predicted as well.
     """
     kinds = [kind for kind in STRATEGIES.values() if kind.traits.exchanges]
     kinds += [own] if own and own.traits.exchanges and own not in kinds else []
@@ -163,9 +163,9 @@ def best_step_s(row: dict) -> float:
 
 
 def best_of(rows: list[dict], step_s=best_step_s) -> dict:
-    """Return the row with the shortest step; of those that are about equal, the one that needs the least memory.
+    """Return the row with the shortest step; among about equal steps, the row with the least memory.
 
-    A strategy that exists only to save memory comes last among them; --strategy auto does not take it either.
+    Among equals a strategy that only saves memory comes last; --strategy auto does not choose it either.
     """
     equal = [row for row in rows if step_s(row) <= ABOUT_EQUAL * step_s(rows[0])]
     for_memory = {kind.name for kind in STRATEGIES.values() if not kind.traits.auto}

@@ -47,8 +47,8 @@ from traces.verdict.evidence import gather
 class ReplayedRun:
     """A step as the run folder describes it: its ranks' nodes, the links, the times.
 
-    config: of config.json. kind: the strategy. placement: node of each rank. links: as in Run.links. notes: a line for
-    each thing that was missing. ranks_of_model: ranks that share a model.
+    config: from config.json. kind: the strategy. placement: node of each rank. links: as in Run.links. notes: a line
+    for each missing fact. ranks_of_model: ranks that share a model.
     """
 
     path: Path
@@ -70,7 +70,7 @@ class ReplayedRun:
         return self.config["parameters"]
 
     def training(self) -> Training:
-        """Return what a step computes and exchanges."""
+        """Describe the computing and the exchange of a step."""
         return training_of(self.config, self.kind, self.placement, self.measured)
 
     @property
@@ -83,9 +83,8 @@ class ReplayedRun:
 def advise_from_run(path: Path, placement, rate: float | None, latency_s: float | None, library: str | None) -> dict:
     """Return {"strategies": rows as from advise, "measured": the run, "notes": lines, "advice"}.
 
-    Arguments that are None are the run's own. On the run's own nodes and links, rows are calibrated and also have
-    "range_s" and "compared"; on its links with other nodes they are only calibrated. Raise RunError if the folder lacks
-    something.
+    None keeps the run's value. On the run's own nodes and links, rows are calibrated and also have "range_s" and
+    "compared"; on its links with other nodes they are only calibrated. Raise RunError if the folder lacks something.
     """
     run = replayed_run(path)
     if run.ranks_of_model > 1:
@@ -161,7 +160,7 @@ def measured_note(label: str, calibration: Calibration, own_s: float | None, is_
 
 
 def advice(rows: list[dict], calibration: Calibration, is_elsewhere: bool, is_own_network: bool) -> str:
-    """Return one sentence. On other links or with another library the run's measured exchange is not used."""
+    """Return the advice in one sentence. On other links or with another library it ignores the measured exchange."""
     if not is_own_network:
         return advice_sentence(rows)
     if calibration.reason is not None:
@@ -206,7 +205,7 @@ def replayed_cluster(run: ReplayedRun, placement, rate: float | None, latency_s:
 
 
 def own_prediction(run: ReplayedRun, steps: list[PredictedStep]) -> float | None:
-    """Predict the run's own step, in seconds; None if its strategy is not modelled."""
+    """Return the run's own predicted step, in seconds; None if its strategy is not modelled."""
     if not run.kind.traits.exchanges:
         return run.measured.work_s + run.measured.update_s
     name = run.kind.name + ("/dedicated" if run.settings.get("server") == "dedicated" else "")

@@ -25,7 +25,7 @@ NO_LINKS = "config.json lacks its parameters, or the links of its nodes"
 
 
 def strategy_of(run: Run) -> type[Strategy] | None:
-    """Return the run's strategy; None for a user's program, the control, or a strategy's file that is gone."""
+    """Return the run's strategy; None for a user's program, the control, or a strategy's file that is missing."""
     if "program" in run.config:
         return None
     try:
@@ -41,12 +41,12 @@ def item_bytes(settings: dict) -> int:
 
 
 def cluster_of(run: Run) -> Cluster | None:
-    """Return `probed_cluster`; None also for a run whose ranks share models."""
+    """Return `probed_cluster`, but None if ranks share models."""
     return None if run.config.get("mesh") else probed_cluster(run)
 
 
 def probed_cluster(run: Run) -> Cluster | None:
-    """Return the run's nodes and probed links; None for a run on one node, whose links are not probed."""
+    """Return the run's nodes and probed links; None on one node, where nothing is probed."""
     links = run.links
     placement = placement_of(run)
     nodes = sorted(set(placement))
@@ -69,20 +69,20 @@ def library_of(run: Run) -> str:
 def training_of(
     config: dict, kind: type[Strategy], placement: list[int], measured: MeasuredStep | None = None
 ) -> Training:
-    """Return what a step of a run computes and exchanges; without `measured` only the exchange.
+    """Describe the computing and the exchange of a run's step; without `measured` only the exchange.
 
-    config: of config.json. kind: the strategy that was measured. placement: the node of each rank.
+    config: from config.json. kind: the measured strategy. placement: the node of each rank.
     """
     settings = config["settings"]
     parameters = config["parameters"]
     model = config_of(settings, parameters)
-    # Of the embeddings, each layer and the last LayerNorm; none if the settings do not say.
+    # The sizes of the embeddings, each layer and the last LayerNorm; none if the model is unknown.
     ranges = tuple(stop - start for start, stop in Layout(model).ranges) if model else ()
     compute_s = update_s = 0.0
     if measured is not None:
         overlaps = bool(settings.get("overlap"))
         memory = kind.traits.memory.of_rank(parameters, len(placement), max(placement) + 1, overlaps)
-        # A dedicated server computes nothing: without it all ranks would share the batch.
+        # A dedicated server computes nothing. With other strategies all ranks share the batch.
         compute_s = measured.work_s * worker_count(settings.get("server"), len(placement)) / len(placement)
         update_s = measured.update_s / memory.updated_share(parameters)
     return Training(
@@ -92,10 +92,10 @@ def training_of(
 
 
 def rows_of(config: dict, kind: type[Strategy]) -> Rows | None:
-    """Return the sparse embedding gradient of a run's first step if it is exchanged apart from the rest, else None.
+    """Return the sparse embedding gradient of a run's first step if it is exchanged separately, else None.
 
-    A run with overlap whose strategy can do so has decided; other runs would do so where it pays. Return None also if
-    config.json does not say.
+    A run with overlap has decided this, if its strategy has the choice; for other runs assume it where it pays. Return
+    None also if config.json does not say.
     """
     settings = config["settings"]
     found = config.get("looked_up") or {}
@@ -110,7 +110,7 @@ def rows_of(config: dict, kind: type[Strategy]) -> Rows | None:
 
 
 def config_of(settings: dict, parameters: int) -> GPT2Config | None:
-    """Return the shape of a run's model; None if its settings do not give so many parameters."""
+    """Return the shape of a run's model; None if its settings give another number of parameters."""
     config = PRESETS.get(settings.get("model") or "baby", PRESETS["baby"])
     shape = {name: settings.get(name) or getattr(config, name) for name in ("n_layer", "n_head", "n_embd", "context")}
     tokens = GPT2_VOCABULARY if settings.get("train_data") or settings.get("tokenizer") == "gpt2" else 256
@@ -123,7 +123,7 @@ def config_of(settings: dict, parameters: int) -> GPT2Config | None:
 
 
 def own_exchange(run: Run) -> Prediction | None:
-    """Predict the run's exchange over its links, with a sparse embedding gradient that goes apart; None if unknown."""
+    """Predict the run's exchange over its links, including a separate sparse embedding gradient; None if unknown."""
     kind = strategy_of(run)
     cluster = cluster_of(run)
     if kind is None or cluster is None or run.config.get("parameters") is None:
@@ -153,7 +153,7 @@ def measured_of(evidence: Evidence) -> MeasuredStep:
 
 
 def others_steps(run: Run, measured: MeasuredStep) -> tuple[list[dict], Calibration]:
-    """Predict the run's step with each other strategy. Return (rows, their calibration), the shortest step first.
+    """Predict the run's step with each other strategy. Return (rows, calibration), the shortest step first.
 
     A row has "strategy", "predicted_step_s", "speedup", "range_s", "memory_bytes" and "compared". There are no rows if
     the model does not explain the run.

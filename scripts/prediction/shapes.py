@@ -47,7 +47,7 @@ def shapes(workload: Workload, cluster: Cluster) -> Iterator[tuple[int, int, int
 
 
 def advise_shapes(workload: Workload, cluster: Cluster, library: str) -> list[dict]:
-    """Return a row per shape, in seconds and bytes: those that fit into memory first, then the shortest step first.
+    """Return a row per shape, in seconds and bytes: shapes that fit into memory first, then the shortest step first.
 
     Raise ValueError if no shape is possible.
     """
@@ -62,7 +62,7 @@ def advise_shapes(workload: Workload, cluster: Cluster, library: str) -> list[di
 
 
 def step_of(workload: Workload, cluster: Cluster, parts: int, stages: int, library: str) -> tuple[CutStep, np.ndarray]:
-    """Return (the step of a shape, (stages,): seconds that each stage's sums over shards take in a microbatch)."""
+    """Return (the step of a shape, the seconds of each stage's sums over shards in a microbatch, (stages,))."""
     config = workload.config
     seats = Seats(cluster, parts, stages)
     micro_steps = workload.global_batch // (workload.batch_size * seats.copies)
@@ -80,9 +80,9 @@ def step_of(workload: Workload, cluster: Cluster, parts: int, stages: int, libra
 
 
 def computing_s(workload: Workload, layers: tuple[int, ...]) -> np.ndarray:
-    """Return (p,): seconds of a step that each stage computes, by its share of the operations.
+    """Return the seconds that each stage computes in a step, (p,), by its share of the operations.
 
-    If all shares are equal, all ranks compute as long as with replicas alone.
+    With equal shares, all ranks compute as long as with replicas alone.
     """
     layer, head = operations(workload.config, workload.length)
     shares = np.array(layers) * layer
@@ -115,7 +115,7 @@ def strategies_of(step: CutStep, limit: float) -> list[dict]:
 
 
 def row_of(workload: Workload, cluster: Cluster, parts: int, stages: int, library: str) -> dict:
-    """Return the row of a shape with its best strategy, one that fits into memory if there is any."""
+    """Return the row of a shape with its best strategy, if possible one that fits into memory."""
     step, sums_s = step_of(workload, cluster, parts, stages, library)
     limit = float("inf") if workload.memory_bytes is None else workload.memory_bytes
     rows = strategies_of(step, limit)
@@ -163,7 +163,7 @@ def shape_text(row: dict) -> str:
 
 
 def shapes_sentence(rows: list[dict], memory_bytes: int | None) -> str:
-    """Name the shape to take, its flags, and why not the others. rows: from advise_shapes."""
+    """Recommend a shape with its flags, and say why not the others. rows: from advise_shapes."""
     fitting = [row for row in rows if row["fits"]]
     others = [row for row in rows if not row["fits"]]
     if not fitting:
@@ -189,7 +189,7 @@ def _not_fitting(rows: list[dict], memory_bytes: int) -> str:
 
 
 def _slower(rows: list[dict], best: dict) -> str:
-    """Describe how much longer the second shape and the slowest take, and where most of their time goes."""
+    """Describe how much longer the second and the slowest shape take, and where most of their time goes."""
     text = f"{shape_text(rows[0])} takes {_times(rows[0], best)} as long{_mostly(rows[0])}"
     if len(rows) > 1:
         text += f"; {shape_text(rows[-1])}, the slowest, {_times(rows[-1], best)}{_mostly(rows[-1])}"

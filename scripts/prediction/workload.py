@@ -20,8 +20,8 @@ from traces.record.files import RunError
 class Workload:
     """A training step of global_batch sequences of `length` tokens, in microbatches of batch_size sequences.
 
-    training: of the whole model; its compute_s is that of the step if every rank has a replica. memory_bytes: the limit
-    of a rank, None for no limit.
+    training: the whole model's; its compute_s holds if every rank has a replica. memory_bytes: the limit of a rank,
+    None for no limit.
     """
 
     config: GPT2Config
@@ -35,7 +35,7 @@ class Workload:
 def workload_of_run(
     path: Path, global_batch: int, batch_size: int | None, memory_bytes: int | None, placement, rate, latency_s, library
 ) -> tuple[Workload, Cluster, str, list[str]]:
-    """Return (workload, cluster, MPI library, notes) for a run's model. Arguments that are None are the run's own.
+    """Return (workload, cluster, MPI library, notes) for a run's model. None keeps the run's value.
 
     A sequence is assumed to take as long as in the run. Raise RunError if the folder lacks something.
     """
@@ -60,7 +60,7 @@ def workload_of_run(
 
 
 def own_training(run: ReplayedRun) -> tuple[Training, str]:
-    """Return (the step's computing if each rank had a replica, a text on how well the model predicts the step)."""
+    """Return (the training as if each rank had a replica, a text on how well the model predicts the run's step)."""
     is_model_parallel = run.ranks_of_model > 1
     if is_model_parallel:
         traced = read_run(run.path)
@@ -76,7 +76,7 @@ def own_training(run: ReplayedRun) -> tuple[Training, str]:
 
 
 def replicated_step_s(run: ReplayedRun, training: Training) -> float:
-    """Predict the step of a run whose ranks have replicas, in seconds. Raise RunError with the reason if unknown."""
+    """Predict the step of a run whose ranks have replicas, in seconds. Raise RunError with the reason if that fails."""
     if run.kind.traits.exchanges and not run.links:
         raise RunError(ONE_NODE if len(set(run.placement)) == 1 else NO_LINKS)
     cluster = replayed_cluster(run, None, None, None)

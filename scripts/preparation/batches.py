@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
 
 def batches(pieces: Iterable[Chunk], border: int) -> Iterator[Batch]:
-    """Batch the pieces; the first `border` characters are for training, the rest for validation."""
+    """Group the pieces into batches; the first `border` characters are for training, the rest for validation."""
     held = []
     size = 0
     current = "train"
@@ -47,10 +47,10 @@ def batches(pieces: Iterable[Chunk], border: int) -> Iterator[Batch]:
 
 
 def read_pieces(source: Input, field: str, splits: bool = False) -> Iterator[Chunk]:
-    """Read the documents of a file in chunks of at most about BATCH_CHARACTERS, cut where it changes no token.
+    """Read a file's documents in pieces of about BATCH_CHARACTERS at most, cut where it changes no token.
 
-    The cuts depend on the document only, not on how it is read. splits: as for read_chunks. UserError: as read_chunks,
-    or there is nowhere to cut. InputChanged: the file has changed since it was found.
+    The cuts depend on the document alone. splits: as for read_chunks. Raise UserError as read_chunks does, or if there
+    is nowhere to cut; InputChanged if the file has changed since it was found.
     """
     try:
         yield from cut_pieces(source, field, splits)
@@ -61,7 +61,7 @@ def read_pieces(source: Input, field: str, splits: bool = False) -> Iterator[Chu
 
 
 def cut_pieces(source: Input, field: str, splits: bool) -> Iterator[Chunk]:
-    """Do what read_pieces does, for a file that does not change."""
+    """Read pieces like read_pieces, from a file that does not change."""
     begins = True
     held = None
     for begins_document, text in read_chunks(source, field, splits):

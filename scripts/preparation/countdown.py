@@ -1,4 +1,4 @@
-"""How much of the work is done and how long the rest takes, on stderr."""
+"""Show on stderr how much of the work is done and how long the rest takes."""
 
 import sys
 import time
@@ -22,7 +22,7 @@ class Countdown:
         self._started = self._printed = time.monotonic()
 
     def skip(self, amount: int) -> None:
-        """Count `amount` as done by an earlier start, which tells nothing about the speed of the rest."""
+        """Count `amount` as done by an earlier start, so without effect on the estimated speed."""
         self._skipped = self._done = amount
         self._started = time.monotonic()
 

@@ -31,7 +31,7 @@ from gpt2.errors import UserError, file_errors
 from gpt2.files import read_bytes, write_json
 from scripts.preparation.batches import read_pieces
 
-READING = 2  # raise it when the same input may be read or cut differently than before
+READING = 2  # increase it when the same input may be read or cut differently than before
 FORMAT = "gpt2-mpi shards 1"
 FILE = "manifest.json"
 CHECKSUM = "crc32"
@@ -42,7 +42,7 @@ MANIFEST |= {"complete": bool}
 
 
 def survey(field: str, splits: bool, source: Input) -> dict:
-    """Read an input twice and return its entry in the manifest. UserError, InputChanged: as read_pieces."""
+    """Read an input twice and return its entry in the manifest. Raise UserError or InputChanged as read_pieces does."""
     documents = empty = characters = 0
     end_of_text = False
     for begins, text in read_pieces(source, field, splits):
@@ -93,7 +93,7 @@ def owned_folder(folder: Path) -> Iterator[None]:
 
 
 def read_manifest(folder: Path) -> dict | None:
-    """Return the folder's manifest; None if it holds neither one nor shards. UserError: shards without a manifest."""
+    """Return the folder's manifest; None without manifest and shards. Raise UserError for shards alone."""
     path = folder / FILE
     if not path.exists():
         for other in sorted(folder.glob("*.bin")):
@@ -117,7 +117,7 @@ def write_manifest(folder: Path, manifest: dict) -> None:
 
 
 def take_back(folder: Path, manifest: dict, kept: int) -> None:
-    """Remove all but the first `kept` shards, from the manifest and the folder; the manifest, too, if none is left."""
+    """Remove all but the first `kept` shards from manifest and folder. Remove the manifest if no shard is left."""
     for shard in manifest["shards"][kept:]:
         (folder / shard["file"]).unlink(missing_ok=True)
     del manifest["shards"][kept:]
@@ -134,7 +134,7 @@ def manifest_checksum(manifest: dict) -> int:
 
 
 def fits(value, shape) -> bool:
-    """Return whether a JSON value has a shape as in MANIFEST. Objects may hold more; lists may have any length."""
+    """Return whether a JSON value has the given shape (see MANIFEST). Objects may hold more, lists any number."""
     if isinstance(shape, dict):
         return type(value) is dict and all(name in value and fits(value[name], one) for name, one in shape.items())
     if isinstance(shape, list):
@@ -163,7 +163,7 @@ def check_same_inputs(folder: Path, found: dict, surveyed: list[dict]) -> None:
 
 
 def check_read_alike(folder: Path, found: dict) -> None:
-    """Raise UserError if this version reads the text differently than the one that began the folder."""
+    """Raise UserError if this version reads texts differently than the version that began the folder."""
     if found["shards"] and found["reading"] != READING:
         refuse(folder, "begun by another version, which reads text in another way, and are not complete")
 

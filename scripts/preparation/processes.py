@@ -22,15 +22,15 @@ from threading import Thread
 from gpt2.errors import UserError
 
 INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
-AHEAD = 2  # items given to each process: one in work, one waiting
+AHEAD = 2  # items given to each process: one being computed, one waiting
 
 
 @contextmanager
 def ordered_map(processes: int):
-    """Yield a map(function, items) over new processes, which end with the block. For one process it is Python's map.
+    """Yield a map(function, items) over new processes, which end with the block. One process gets Python's map.
 
-    It reads at most 2 AHEAD items per process beyond the results taken, so neither is held as a whole. An exception of
-    the function is raised here at that item's turn. UserError: a process was ended from outside.
+    The map reads at most 2 AHEAD items per process beyond the results taken, so it never holds all. It raises an
+    exception of the function at that item's turn, and UserError if a process was ended from outside.
     """
     if processes == 1:
         yield map
@@ -49,7 +49,7 @@ def ordered_map(processes: int):
 
 
 def start() -> tuple[multiprocessing.Process, Connection]:
-    """Start a process that waits for work. Returns it and our end of its pipe."""
+    """Start a process that waits for work. Return it and this end of its pipe."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(theirs,), daemon=True)
@@ -72,7 +72,7 @@ def map_in_order(connections: list[Connection], function: Callable, items: Itera
 
 
 def outcomes(connections: list[Connection], function: Callable, numbered: Iterator[tuple]) -> Iterator[tuple]:
-    """Yield (result, error), one of them None, in the order of the numbers. EOFError: a process has ended."""
+    """Yield (result, error), one of them None, in the order of the numbers. Raise EOFError if a process has ended."""
     free = deque(connections * AHEAD)
     limit = 2 * AHEAD * len(connections)
     done = {}
@@ -95,7 +95,7 @@ def outcomes(connections: list[Connection], function: Callable, numbered: Iterat
 
 
 def work(connection: Connection) -> None:
-    """Answer each (number, function, item) with (number, result, error) until the other end is gone."""
+    """Answer each (number, function, item) with (number, result, error) until the other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     waiting = queue.SimpleQueue()
     Thread(target=receive, args=(connection, waiting), daemon=True).start()
@@ -106,12 +106,12 @@ def work(connection: Connection) -> None:
         except Exception as error:
             error.add_note(traceback.format_exc())
             outcome = number, None, error
-        with suppress(OSError):  # the other end is gone; `receive` sees that
+        with suppress(OSError):  # the other end is closed; `receive` sees that
             connection.send(outcome)
 
 
 def receive(connection: Connection, waiting: queue.SimpleQueue) -> None:
-    """Receive items during work, so that the sender need not wait. End this process when the sender is gone."""
+    """Receive items during work, so that the sender need not wait. End this process when the sender has ended."""
     try:
         while True:
             waiting.put(connection.recv())
@@ -121,10 +121,10 @@ def receive(connection: Connection, waiting: queue.SimpleQueue) -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM until the block ends. It starts processes, which would print a traceback.
+    """Delay Ctrl-C and SIGTERM until the block ends. The block starts processes, which would print a traceback.
 
     The new processes inherit a blocked SIGINT, as it may arrive before `work` ignores it. Blocking is not enough in
-    this process: another thread, such as the BLAS library's, takes the signal, and Python then runs the handler in this
+    this process: another thread, such as a BLAS thread, takes the signal, and Python then runs the handler in this
     thread. So the handlers are replaced as well.
     """
     arrived = []

@@ -18,11 +18,11 @@ PART = ".part"  # appended to the name of an incomplete shard
 
 
 class ShardWriter:
-    """Writes the tokens of each split to <name>_<split>_000000.bin and so on, all but the last of `shard_tokens`.
+    """Writes the tokens of each split to <name>_<split>_000000.bin and so on, `shard_tokens` to each but the last.
 
     A shard is written as <its name>.part and renamed when it is complete and on disk. Then `completed` is called with
     its entry in the manifest. A .part of an interrupted writer is overwritten. shards: the manifest's entries of
-    existing shards. UserError: cannot write.
+    existing shards. Raise UserError if writing fails.
     """
 
     def __init__(self, folder: Path, name: str, shard_tokens: int, shards: list[dict], completed: Callable):
@@ -37,7 +37,7 @@ class ShardWriter:
         self._count = 0
 
     def add(self, split: str, tokens: np.ndarray, batch: int, first: int) -> None:
-        """Write tokens[first:]; `tokens` are those of the whole batch with the number `batch`."""
+        """Write tokens[first:]. tokens: all tokens of batch number `batch`."""
         if split != self._split:
             self.finish(batch)
         while first < len(tokens):

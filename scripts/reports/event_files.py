@@ -21,7 +21,7 @@ FORMAT = "brain.Event:2"
 
 
 class EventFile:
-    """A new event file in a folder. Raises UserError if it cannot be written.
+    """A new event file in a folder. Raise UserError if it cannot be written.
 
     first_step: the first step in the file. Readers discard this and later steps of earlier files in the folder.
     """
@@ -41,7 +41,7 @@ class EventFile:
             self._records = RecordWriter(open(self.path, "xb"))  # noqa: SIM115
         now = time.time()
         self._write(Event(wall_time=now, file_version=FORMAT))
-        # Needed in the first file, too: readers do not count the first start that they find as a restart.
+        # Needed in the first file, too: readers do not treat the first start that they find as a restart.
         self._write(Event(wall_time=now, step=first_step, session_log=SessionLog(status=SessionLog.START)))
 
     def add(self, record: dict, wall_time: float) -> None:

@@ -45,7 +45,7 @@ def figures_of_runs(measured: list[TimedRun]) -> dict:
 
 
 def _model_point(measured: TimedRun) -> tuple[str, float, float] | None:
-    """Return (label, predicted, measured) seconds of a run's exchange; None if it overlaps or is not predicted."""
+    """Return (label, predicted, measured), the seconds of a run's exchange; None with overlap or no prediction."""
     run = measured.run
     if run.config["settings"].get("overlap"):
         return None

@@ -33,7 +33,7 @@ th:first-child, td:first-child { text-align: left } th { color: #555; font-weigh
 .settings td { text-align: left; word-break: break-word }
 @media print { body { max-width: none } h2 { break-after: avoid } figure { break-inside: avoid } }
 """
-# What each picture shows, in the order of the report. The verdict says what they mean for the run.
+# Captions, in the order of the report. They explain a picture; the verdict says what it means for the run.
 CAPTIONS = {
     "timeline": "Three steps, with the median one among them, a row per rank. Hatched: waiting for other ranks. Below: "
     "bytes per second through each node's port, in and out; dashed: the probed rate. With pipeline stages: one step, "
@@ -58,7 +58,7 @@ def write_report(
     """Write the page and return its path. Raise UserError if it cannot be written.
 
     numbers: from traces.verdict.summary. answer: the object that diagnose.py --json prints. figures: SVG files by name.
-    config: of config.json. first: the figures that show the verdict.
+    config: from config.json. first: the figures that show the verdict.
     """
     title = f"{numbers['label']}, {count_text(numbers['ranks'], 'rank')} on {count_text(numbers['nodes'], 'node')}"
     title += f", {code}" if (code := _code(config)) else ""
@@ -84,7 +84,7 @@ def _verdict(title: str, answer: dict) -> str:
 
 
 def _speed(numbers: dict, config: dict) -> str:
-    """Show milliseconds, tokens per second and MFU in large type, as far as they are known."""
+    """Show the known ones of milliseconds, tokens per second and MFU in large type."""
     shown = {f"a step (median of {numbers['steps']})": f"{short_ms(numbers['step_ms'])} ms"}
     if numbers["tokens_per_s"] is not None:
         shown["tokens a second"] = f"{numbers['tokens_per_s']:,.0f}"
@@ -97,7 +97,7 @@ def _speed(numbers: dict, config: dict) -> str:
 
 
 def _code(config: dict) -> str:
-    """The code that ran: "commit 0123456789 with changes", or without a checkout the version; "" if unknown."""
+    """Name the code that ran: "commit 0123456789 with changes", the version without a checkout, "" if unknown."""
     code = config.get("code") or {}
     if not code.get("commit"):
         return f"version {code['version']}" if code.get("version") else ""
@@ -177,7 +177,7 @@ def _ranks(evidence: dict) -> str:
 
 
 def _nodes(evidence: dict) -> str:
-    """Return the table of nodes; empty for a run on one node, which probes and counts no port."""
+    """Return the table of nodes; empty for a run on one node, where no ports are measured."""
     if not any(row.get("bytes_a_step") or row.get("link_bytes_per_s") for row in evidence["nodes"]):
         return ""
     rows = []

@@ -1,4 +1,4 @@
-"""The verdict on a run, with predictions for other strategies: as an object, and as text."""
+"""The verdict on a run, with predictions for other strategies, as an object and as text."""
 
 from scripts.prediction.calibration import FASTER, SLOWER, UNCLEAR, UNEXPLAINED
 from scripts.prediction.model_parallel_run import is_model_parallel, model_parallel_facts
@@ -29,7 +29,7 @@ def diagnose(run: Run) -> dict:
 
 
 def judged(run: Run, own: int) -> dict[int, dict]:
-    """Return {number: {"kind", "headline"}} of the shown starts that have traces, except the run's `own`."""
+    """Return {number: {"kind", "headline"}} of the shown starts that have traces, without the run's `own`."""
     shown = run.starts[-STARTS_SHOWN:]
     shared = ALL_TRACES_BYTES // max(1, sum(one["ranks"] for one in shown))
     most_bytes = max(LEAST_BYTES, min(TRACE_BYTES, shared))
@@ -48,7 +48,7 @@ def _in_short(diagnosis: Diagnosis) -> dict:
 
 
 def answer_of(diagnosis: Diagnosis) -> dict:
-    """Return the object of `diagnose` for a diagnosed run."""
+    """Return the object that `diagnose` returns, for a diagnosed run."""
     run = diagnosis.evidence.run
     if is_model_parallel(run.config):
         answer = diagnosis.answer([], model_parallel_facts(diagnosis.evidence))
@@ -81,7 +81,7 @@ def as_text(answer: dict) -> str:
 
 
 def _start_lines(evidence: dict) -> list[str]:
-    """Return lines about the starts of a resumed run: whose verdict this is, then the last starts."""
+    """Return lines about the starts of a resumed run: the diagnosed start, then the last starts."""
     starts = evidence["starts"]
     own = evidence["start"]
     if len(starts) < 2 and own == 1:
@@ -99,7 +99,7 @@ def start_text(start: dict) -> str:
 
 
 def _other_lines(answer: dict) -> list[str]:
-    """Return a line for each way in which other strategies compare with the run."""
+    """Return lines about other strategies, grouped by how they compare with the run."""
     lines = []
     for word in (FASTER, UNCLEAR, SLOWER):
         rows = [f"{row['strategy']} {step_text(row)}" for row in answer["advice"] if row["compared"] == word]
@@ -122,7 +122,7 @@ def model_text(model: dict) -> str:
 
 
 def not_predicted(model: dict) -> str:
-    """Say why no other strategy is predicted; if ranks share a model, also predict the run's own step."""
+    """Say why no other strategy is predicted. If ranks share a model, also predict the run's own step."""
     if "own_unknown" not in model:
         return f"not predicted: {UNEXPLAINED}: {model['reason']}"
     if model["predicted_step_s"] is None:
@@ -151,7 +151,7 @@ def other_findings(evidence: dict, most: int) -> list[str]:
 
 
 def efficiencies(evidence: dict) -> dict[str, float]:
-    """Return POP's efficiencies by their names in words."""
+    """Return POP's efficiencies by name."""
     return {name.replace("_", " "): value for name, value in evidence["efficiency"].items() if name != "lost"}
 
 

@@ -1,1 +1,1 @@
-"""The flags of train.py, and what follows from them: presets of known runs, the tokenizer of a model."""
+"""The flags of train.py and the settings derived from them, presets of known runs, the tokenizer of a model."""

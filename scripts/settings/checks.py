@@ -1,4 +1,4 @@
-"""From flags to complete settings: decide what the flags leave open, refuse what does not fit together."""
+"""Turn flags into complete settings: decide open values, and refuse combinations that do not fit together."""
 
 import importlib.util
 from dataclasses import asdict, replace
@@ -27,7 +27,7 @@ from traces import RunError
 from traces.record.steps import parse_steps
 
 MOST_THREADS = 4096  # of a rank
-MOST_LAYERS = 10_000  # ten times the deepest model that anybody has trained
+MOST_LAYERS = 10_000  # ten times the deepest model ever trained
 MOST = 2**31 - 1  # of any other count, as in the files' headers
 MOST_TOKENS = 10**18  # more is a typing error
 FLOAT32 = 1.2e-38, 3.4e38  # kernels compute in float32: smaller numbers would be 0, larger ones infinite
@@ -35,7 +35,7 @@ INSTALL_TENSORBOARD = "pip install -e '.[tensorboard]'"
 
 
 def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
-    """Return the settings with every None decided, and the model's shape. UserError if they do not fit together.
+    """Decide every None. Return the settings and the model's shape. Raise UserError if they do not fit together.
 
     With --strategy auto, the strategy stays open, and so does overlap unless its flag is given.
     """
@@ -80,7 +80,7 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
 
 
 def check_trace(settings: Settings) -> None:
-    """UserError unless --trace names steps of the run. A resumed run may be past them."""
+    """Raise UserError unless --trace names steps of the run. A resumed run may be past them."""
     try:
         first, _ = parse_steps(settings.trace)
     except RunError as error:
@@ -90,7 +90,7 @@ def check_trace(settings: Settings) -> None:
 
 
 def with_steps(settings: Settings, workers: int) -> Settings:
-    """Return the settings with the --steps that --tokens take, rounded up. UserError if --steps was given, too."""
+    """Derive --steps from --tokens, rounded up. Return the settings. Raise UserError if --steps was given, too."""
     if "steps" in settings.typed:
         raise UserError("--tokens with --steps, which decides it too: leave one of them out")
     of_step = settings.batch_size * settings.grad_accum * workers * settings.seq_len
@@ -101,7 +101,7 @@ def with_steps(settings: Settings, workers: int) -> Settings:
 
 
 def with_micro_steps(settings: Settings, workers: int) -> Settings:
-    """Return the settings with the --grad-accum that makes --global-batch-size. UserError if there is none."""
+    """Derive --grad-accum from --global-batch-size. Return the settings. Raise UserError if that is impossible."""
     flag = f"--global-batch-size {settings.global_batch_size}"
     for other in ("grad_accum", "preset"):
         if other in settings.typed:
@@ -117,7 +117,7 @@ def with_micro_steps(settings: Settings, workers: int) -> Settings:
 
 
 def check_exchange_flags(settings: Settings, ranks: int) -> None:
-    """UserError if the strategy does not support the flags of its exchange. With auto they are checked again later."""
+    """Raise UserError if the strategy does not support the flags of its exchange. With auto check again later."""
     if not is_auto(settings.strategy):
         kind = find(settings.strategy)
         check_server(kind, settings.server, ranks, settings.no_exchange)
@@ -128,7 +128,7 @@ def check_exchange_flags(settings: Settings, ranks: int) -> None:
 
 
 def check_arrays(settings: Settings, why: str = "") -> None:
-    """UserError if backend, dtype, transport and strategy do not fit together.
+    """Raise UserError if backend, dtype, transport and strategy do not fit together.
 
     why: why --backend auto took this backend, in brackets.
     """
@@ -179,9 +179,9 @@ def check_data_flags(settings: Settings) -> None:
 
 
 def model_config(settings: Settings) -> GPT2Config:
-    """Return the shape of --init's file, else that of --model with the numbers that have their own flags.
+    """Return the shape of --init's file, else of --model with the numbers that flags change.
 
-    UserError: the flags give another shape than the file has.
+    Raise UserError if the flags give another shape than the file has.
     """
     given = {name: getattr(settings, name) for name in asdict(PRESETS["baby"]) if getattr(settings, name) is not None}
     if settings.init != "random":
@@ -198,7 +198,7 @@ def model_config(settings: Settings) -> GPT2Config:
 
 
 def check_shape(settings: Settings, found: GPT2Config, named: GPT2Config, given: dict[str, int]) -> None:
-    """UserError unless --init's model has the shape of --model and of the flags for its numbers."""
+    """Raise UserError unless --init's model has the shape that --model and the flags give."""
     unlike = {name: value for name, value in (asdict(named) | given).items() if value != getattr(found, name)}
     if not unlike:
         return
@@ -227,7 +227,7 @@ def check_checkpoints(settings: Settings) -> None:
 
 
 def check_numbers(settings: Settings) -> None:
-    """UserError if a number is out of range."""
+    """Raise UserError if a number is out of range."""
     lowest = {
         "batch_size": 1, "seq_len": 1, "grad_accum": 1, "steps": 1, "seed": 0, "lr": 0, "warmup": 0, "min_lr": 0,
         "lr_steps": 1, "weight_decay": 0, "eps": FLOAT32[0], "grad_clip": 0, "threads": 0, "eval_every": 0,
@@ -261,6 +261,6 @@ def check_numbers(settings: Settings) -> None:
 
 
 def check_tensorboard(flag: str) -> None:
-    """UserError unless the package is installed that the flag needs."""
+    """Raise UserError unless the package tensorboard is installed, which `flag` needs."""
     if importlib.util.find_spec("tensorboard") is None:
         raise UserError(f"{flag} needs the package tensorboard, which is not installed: {INSTALL_TENSORBOARD}")

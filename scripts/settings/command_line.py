@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(description=description, formatter_class=raw, allow_abbrev=False, **options)
 
     def parse_known_args(self, arguments=None, namespace=None):
-        """Report unknown flags here, as a subcommand's parser knows its flags and the parser around it does not."""
+        """Report unknown flags already here: a subcommand's parser knows its flags, the outer parser does not."""
         self._words = sys.argv[1:] if arguments is None else list(arguments)
         given, unknown = super().parse_known_args(self._words, namespace)
         if unknown:

@@ -1,4 +1,4 @@
-"""What follows from the complete settings of a run: its parts' settings, config.json, what checkpoints keep."""
+"""Values derived from the complete settings of a run, for the printed table, config.json and checkpoints."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -12,14 +12,14 @@ from strategies.compatibility import worker_count
 # The arguments of LearningRateSchedule, in order.
 SCHEDULE = ("schedule", "lr", "min_lr", "warmup", "lr_steps")
 OPTIMIZER = ("weight_decay", "beta1", "beta2", "eps", "grad_clip", "skip_outliers")
-# What changes the loss curve by rounding alone.
+# Settings that change the loss curve by rounding alone.
 ROUNDING = ("dtype", "tf32", "stochastic_rounding", "wire", "error_feedback")
 
 
 def resolved(settings: Settings, config: GPT2Config, threads: int, path: Path) -> dict:
-    """Return every setting as it is used, for the printed table and config.json. No setting may be "auto" any more.
+    """Return every setting as it is used, for the printed table and config.json. No setting may still be "auto".
 
-    model: the name that the shape began with, None if it comes from a file (--init).
+    model: the name of the preset shape, None if the shape comes from a file (--init).
     """
     model = settings.model or ("baby" if settings.init == "random" else None)
     used = {item.name: getattr(settings, item.name) for item in flags()}
@@ -54,7 +54,7 @@ def learning_rate(settings: Settings) -> LearningRateSchedule:
 
 
 def doubtful_warmup(settings: Settings) -> str:
-    """Return a warning about the length of the warm-up, "" if it is fine. The settings must be complete.
+    """Return a warning about the length of the warm-up, "" if it is fine. settings: complete.
 
     A run that is shorter than the default warm-up is a trial and gets no warning.
     """
@@ -74,7 +74,7 @@ def doubtful_warmup(settings: Settings) -> str:
 
 
 def computing_ranks(settings: Settings, ranks: int) -> list[bool]:
-    """Return for each rank whether it computes gradients: all ranks but a dedicated server, which is rank 0."""
+    """Return for each rank whether it computes gradients: all but rank 0 if that is a dedicated server."""
     return [rank > 0 or settings.server != "dedicated" for rank in range(ranks)]
 
 

@@ -1,4 +1,4 @@
-"""Estimate the memory of a run on a node: its ranks' model shards, and what their strategy adds."""
+"""Estimate the memory of a run on a node: its ranks' model shards, activations and exchange buffers."""
 
 import math
 from collections import Counter
@@ -19,9 +19,9 @@ from strategies import find, is_auto
 
 
 def check_memory(settings: Settings, config: GPT2Config, world) -> None:
-    """UserError if a node certainly lacks memory. Called before anything is planned, which takes time for each layer.
+    """Raise UserError if this node certainly lacks memory. Called before planning, which takes time per layer.
 
-    While strategy or backend are open, only a minimum is known: each parameter lies on some rank.
+    While strategy or backend are open, only a minimum is known: each parameter is on some rank.
     """
     count = llmc.parameter_count(config, config.padded_vocab_size)
     needed = needed_bytes(settings, config, world)
@@ -35,7 +35,7 @@ def check_memory(settings: Settings, config: GPT2Config, world) -> None:
 
 
 def has_room(needed: int) -> bool:
-    """Return whether this node has so many bytes left; True if it does not say."""
+    """Return whether this node has `needed` free bytes; True if that is unknown."""
     available = weights.available_bytes()
     return available is None or needed <= available
 
@@ -76,16 +76,16 @@ def bytes_of_rows(settings: Settings, config: GPT2Config, ranks: int) -> int:
 
 
 def bytes_of_operands(settings: Settings) -> int:
-    """Return the bytes of a number in activations that are only operands of products."""
+    """Return the bytes per number of activations that are only operands of products."""
     return 2 if settings.dtype == "bfloat16" else 4
 
 
 def bytes_of_pieces(settings: Settings, config: GPT2Config, world) -> int:
-    """Return the bytes on this rank's node if ranks share models: of model shards by their strategy's memory, and
-    bytes_beside of each rank."""
+    """Return the bytes on this rank's node if ranks share models.
+    These are the strategy's memory for the model shards, and bytes_beside of each rank."""
     cut = model_cut(settings, config)
     seats = positions(world.places, cut.tensor, cut.pipeline)
-    number_of = [seat["stage"] * cut.tensor + seat["part"] for seat in seats]  # of each rank, its shard's
+    number_of = [seat["stage"] * cut.tensor + seat["part"] for seat in seats]  # the shard's number, for each rank
     nodes = [place["node"] for place in world.places]
     members = Counter(number for number, node in zip(number_of, nodes, strict=True) if node == world.node)
     memory = find(settings.strategy).traits.memory
@@ -101,7 +101,7 @@ def bytes_of_pieces(settings: Settings, config: GPT2Config, world) -> int:
 
 
 def bytes_of_slots(whole: Layout) -> int:
-    """Return the bytes of the slots in which rank 0 gathers a whole model for model.bin or a sample, range by range."""
+    """Return the bytes of the slots in which rank 0 gathers a model range by range, for model.bin or a sample."""
     first, *layers, last = (stop - start for start, stop in whole.ranges)
     return VECTOR_BYTES * (first + last + sum(sorted(layers)[-LAYER_SLOTS:]))
 
@@ -119,7 +119,7 @@ def bytes_beside(
     rows = batch_size * length * layout.config.n_embd
     numbers = 2 * layout.replicated_size
     if shard.tp_size > 1:
-        numbers += rows + rows // shard.tp_size  # a room, and a share of the sum
+        numbers += rows + rows // shard.tp_size  # a whole buffer, and a share of the sum
     if not (shard.is_first and shard.is_last):
         numbers += 4 * rows // shard.tp_size  # receives posted ahead, sends under way
     if shard.is_first and not shard.is_last:

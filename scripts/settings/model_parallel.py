@@ -1,4 +1,4 @@
-"""How ranks share a model, in tensor-parallel shards and pipeline stages: what the flags say, and what does not fit."""
+"""Derive from the flags how ranks share a model, in tensor-parallel shards and pipeline stages, and check the flags."""
 
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,7 @@ from scripts.settings.training import Settings
 
 @dataclass(frozen=True)
 class ModelCut:
-    """A model over `tensor` x `pipeline` ranks: tensor-parallel shards of each stage, and pipeline stages.
+    """The cut of a model over `tensor` x `pipeline` ranks: tensor-parallel shards of each pipeline stage.
 
     layers: how many layers each stage has. schedule: one of gpt2.pipeline.SCHEDULES. micro_steps: microbatches of a
     step.
@@ -29,7 +29,7 @@ class ModelCut:
         return model_shards(self.layers, self.tensor)
 
     def actions(self, stage: int) -> Actions:
-        """Return what a stage does in a step, in order."""
+        """Return the actions of a stage in a step, in order."""
         return SCHEDULES[self.schedule](stage, self.pipeline, self.micro_steps)
 
     def in_flight(self, stage: int) -> int:
@@ -81,7 +81,7 @@ def copies(settings: Settings, ranks: int) -> int:
 
 
 def with_layers(settings: Settings, config: GPT2Config, ranks: int) -> Settings:
-    """Return the settings with the layers of each stage. UserError: model or ranks cannot be divided that way."""
+    """Decide the layers of each stage. Return the settings. Raise UserError if model or ranks do not divide."""
     check_cut(settings, config, ranks)
     least_last = 0 if settings.tensor_parallel == 1 else 1
     if settings.pipeline_layers is not None:
@@ -93,7 +93,7 @@ def with_layers(settings: Settings, config: GPT2Config, ranks: int) -> Settings:
 
 
 def check_cut(settings: Settings, config: GPT2Config, ranks: int) -> None:
-    """UserError if tensor-parallel shards or stages do not fit the model, the ranks or the other flags."""
+    """Raise UserError if tensor-parallel shards or stages do not fit the model, the ranks or other flags."""
     parts = settings.tensor_parallel
     stages = settings.pipeline_parallel
     for flag, count in (("tensor", parts), ("pipeline", stages)):
@@ -122,7 +122,7 @@ def check_cut(settings: Settings, config: GPT2Config, ranks: int) -> None:
 
 
 def check_layers(layers: tuple[int, ...], config: GPT2Config, stages: int, least_last: int) -> None:
-    """UserError unless --pipeline-layers has a number for each stage, and they add up to the model's layers."""
+    """Raise UserError unless --pipeline-layers has a number per stage, and they add up to the model's layers."""
     found = ",".join(map(str, layers))
     if len(layers) != stages:
         raise UserError(

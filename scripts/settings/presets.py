@@ -16,8 +16,8 @@ from gpt2.errors import UserError
 
 @dataclass(frozen=True)
 class Preset:
-    """A known run. says: what it is. needs: {flag: the data that it must name}. batch_size: the most sequences that a
-    rank computes at once. settings: defaults of other flags."""
+    """A known run. says: its description. needs: {flag: the data that it must name}. batch_size: the most sequences in
+    a microbatch. settings: defaults of other flags."""
 
     says: str
     needs: dict[str, str]
@@ -80,12 +80,12 @@ KNOWN_RUNS = {
 
 
 def defaults_of(name: str) -> dict:
-    """Return the preset's defaults of flags. `batches` decides those that are None."""
+    """Return the preset's defaults of flags. `batches` decides the values that are None."""
     return KNOWN_RUNS[name].settings | {"batch_size": None, "grad_accum": None}
 
 
 def check_data(settings) -> None:
-    """UserError unless the flags for the preset's data are given."""
+    """Raise UserError unless the flags for the preset's data are given."""
     for name, what in KNOWN_RUNS[settings.preset].needs.items():
         if not getattr(settings, name):
             flag = name.replace("_", "-")
@@ -93,9 +93,9 @@ def check_data(settings) -> None:
 
 
 def batches(settings, workers: int) -> tuple[int, int]:
-    """Return (--batch-size, --grad-accum) with which so many workers compute the preset's tokens in a step.
+    """Return (--batch-size, --grad-accum) with which `workers` compute the preset's tokens in a step.
 
-    If one of the flags was given, the other follows from it. UserError: the tokens cannot be divided that way.
+    If one of the flags was given, the other follows from it. Raise UserError if the tokens do not divide.
     """
     batch_size = settings.batch_size
     micro_steps = settings.grad_accum

@@ -1,4 +1,4 @@
-"""How many tokens a model reads at once. Positions that were never trained have random embeddings."""
+"""Choose how many tokens a model reads at once. Positions that were never trained have random embeddings."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ from gpt2.formats import weights
 
 
 def choose_sequence_length(requested: int | None, path: Path, config: GPT2Config) -> tuple[int, str]:
-    """Return the tokens of a sequence for the model at `path`, and a remark about it or "".
+    """Return the length of sequences for the model at `path`, and a remark about it or "".
 
-    requested: --seq-len, None for the length that the model was trained on, or for the context if no run says it.
-    UserError: it is above the context.
+    requested: --seq-len, None for the length that the model was trained on, or for its context if that is unknown.
+    Raise UserError if it exceeds the context.
     """
     trained_length, _ = weights.trained_lengths(path) or (config.context, 0)
     length = requested or trained_length
@@ -34,8 +34,8 @@ def untrained_positions(path: Path, length: int) -> str:
 def trained_positions(init: str, config: GPT2Config, seq_len: int, before: dict) -> int:
     """Return how many positions are trained in a run with sequences of seq_len tokens.
 
-    init: where the model comes from, "random" or a path. before: the facts of the checkpoint that the run goes on from,
-    {} without one.
+    init: the origin of the model, "random" or a path. before: the facts of the checkpoint that the run resumes from, {}
+    without one.
     """
     if "trained_positions" in before:
         return max(seq_len, before["trained_positions"])

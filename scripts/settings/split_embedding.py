@@ -25,7 +25,7 @@ PAYS_UP_TO = 0.5  # of the vocabulary's rows; with more, less than half of the e
 
 
 def obstacle(settings: Settings, ranks: int) -> str | None:
-    """Return why the embedding cannot be split, None if it can. Strategy and backend may still be "auto"."""
+    """Return why the embedding cannot be split, or None. Strategy and backend may still be "auto"."""
     kind = None if is_auto(settings.strategy) else find(settings.strategy)
     if ranks == 1:
         return "one rank exchanges nothing"
@@ -42,18 +42,18 @@ def obstacle(settings: Settings, ranks: int) -> str | None:
 
 
 def check_split(settings: Settings, ranks: int) -> None:
-    """UserError if --split-embedding on is impossible."""
+    """Raise UserError if --split-embedding on is impossible."""
     if settings.split_embedding == "on" and (why := obstacle(settings, ranks)):
         raise UserError(f"--split-embedding on: {why}: leave it out, or use auto")
 
 
 def most_rows(settings: Settings, config: GPT2Config) -> int:
-    """Return the most rows that a rank's step can look up: those of all its tokens, including the last target."""
+    """Return the most rows that a rank can look up in a step: one for each token, including the last target."""
     return min(config.padded_vocab_size, settings.grad_accum * settings.batch_size * (settings.seq_len + 1))
 
 
 def expected_rows(settings: Settings, config: GPT2Config, ranks: int, placement: list[int]) -> Rows | None:
-    """Estimate what the ranks look up in a step, before any data is read; None if the embedding is not split.
+    """Estimate the rows that ranks look up in a step, before any data is read; None if the embedding is not split.
     placement: the node of each rank."""
     if settings.split_embedding == "off" or obstacle(settings, ranks):
         return None
@@ -61,8 +61,8 @@ def expected_rows(settings: Settings, config: GPT2Config, ranks: int, placement:
 
 
 def rows_of_text(tokens: int, config: GPT2Config, placement, pays: bool = False) -> Rows | None:
-    """Estimate the rows if each rank's step has so many tokens of a text; None if they are too many to be worth it,
-    unless `pays`. placement: the node of each rank."""
+    """Estimate the rows if each rank reads `tokens` of a text in a step. placement: the node of each rank.
+    Return None if a split would not pay, unless `pays` says that it does."""
     vocabulary = config.padded_vocab_size
     ranks = len(placement)
 
@@ -76,8 +76,8 @@ def rows_of_text(tokens: int, config: GPT2Config, placement, pays: bool = False)
 
 
 def is_split(settings: Settings, ranks: int, rows: int, vocabulary: int, before: bool | None) -> tuple[bool, str]:
-    """Return whether the embedding is split, and why. rows: the most that a rank looks up in the first step. before:
-    whether the checkpoint's run split it, None for a new run."""
+    """Return whether the embedding is split, and why. rows: the most that any rank looks up in the first step.
+    before: whether the checkpoint's run split it, None for a new run."""
     if why := obstacle(settings, ranks):
         return False, why
     used = f"a step looks up {rows:,} of {vocabulary:,} rows"
@@ -92,9 +92,9 @@ def is_split(settings: Settings, ranks: int, rows: int, vocabulary: int, before:
 class EmbeddingExchange:
     """How a run exchanges the token embedding.
 
-    is_split: whether the rows that a step looks up go apart from the head. looked_up: how many rows the first step
-    looks up (used_rows); None on one rank, and where ranks share a model. text: how it is exchanged, and why; None
-    without overlap.
+    is_split: whether the rows that a step looks up are exchanged apart from the head. looked_up: how many rows the
+    first step looks up (used_rows); None on one rank, and where ranks share a model. text: how it is exchanged, and
+    why; None without overlap.
     """
 
     is_split: bool = False
@@ -116,10 +116,10 @@ class EmbeddingExchange:
 def plan_embedding(
     settings, layout: Layout, train, step: int, global_batch: int, before: dict, world
 ) -> EmbeddingExchange:
-    """Decide how the token embedding is exchanged. Collective. Ends the job if a split is asked for and impossible.
+    """Decide how the token embedding is exchanged. Collective. End the job if a requested split is impossible.
 
-    step: the first that is made. global_batch: sequences of a step. before: the facts of the checkpoint that the run
-    goes on from, if it exchanges alike, else {}: it must add in the same order, to round in the same way.
+    step: the first one of this start. global_batch: sequences of a step. before: the facts of the checkpoint that the
+    run resumes from, {} without one or if it exchanges differently. An equal exchange must round alike.
     """
     with world.together(UserError):
         check_split(settings, world.size)
@@ -147,7 +147,7 @@ def used_rows(ids: np.ndarray, world) -> dict:
 
 
 def new_lookup(settings: Settings, buffers, layout: Layout) -> SparseGradient:
-    """Return room for the rows of the token embedding that a step of this rank looks up."""
+    """Return a buffer for the gradient of the token embedding's rows that a step of this rank looks up."""
     return buffers.new_sparse_gradient(layout.by_name["wte"].shape, most_rows(settings, layout.config))
 
 

@@ -18,16 +18,16 @@ OF_VOCABULARY = {size: name for name, size in VOCABULARY_SIZES.items()}
 
 
 def choose_tokenizer(requested: str | None, path: Path | None, vocab_size: int) -> tiktoken.Encoding:
-    """Load tokenizer_name's tokenizer. UserError also if it has more tokens than the model, or files are missing."""
+    """Load tokenizer_name's tokenizer. Raise UserError also if it exceeds the vocabulary or lacks files."""
     name = tokenizer_name(requested, path, vocab_size)
     check_fits(name, vocab_size)
     return load_tokenizer(name)
 
 
 def tokenizer_name(requested: str | None, path: Path | None, vocab_size: int) -> str:
-    """Return the requested tokenizer, else that of the model at `path`, else the one with `vocab_size` tokens.
+    """Return the requested tokenizer, else the model's at `path`, else the one with `vocab_size` tokens.
 
-    UserError: none of these is known.
+    Raise UserError if none of these is known.
     """
     name = requested or (path and tokenizer_of(path)) or OF_VOCABULARY.get(vocab_size)
     if name is None:
@@ -44,7 +44,7 @@ def tokenizer_name(requested: str | None, path: Path | None, vocab_size: int) ->
 
 
 def check_fits(name: str, vocab_size: int) -> None:
-    """UserError if a tokenizer has more tokens than the model."""
+    """Raise UserError if a tokenizer has more tokens than the model."""
     if VOCABULARY_SIZES[name] > vocab_size:
         raise UserError(
             f"the {name} tokenizer has {VOCABULARY_SIZES[name]} tokens, expected at most the model's {vocab_size}: "
@@ -53,9 +53,9 @@ def check_fits(name: str, vocab_size: int) -> None:
 
 
 def tokenizer_of(path: Path) -> str | None:
-    """Return the tokenizer that a run or a Hugging Face folder names: one of TOKENIZERS, OTHER, or None if it does not.
+    """Return the tokenizer that a run or a Hugging Face folder names: one of TOKENIZERS, OTHER, or None without a name.
 
-    path: as --init takes it. UserError: the file that names it is damaged.
+    path: as for --init. Raise UserError if the file that names the tokenizer is damaged.
     """
     path = Path(path)
     found = tokenizer_of_run(path.absolute()) or tokenizer_of_run(path.resolve())  # either may lead out of the run
@@ -65,10 +65,10 @@ def tokenizer_of(path: Path) -> str | None:
 def tokenizer_of_run(path: Path) -> str | None:
     """Read the name from config.json. path: a run folder, a checkpoint in it, or a checkpoint's file.
 
-    None: the path is not in a run folder, or config.json has no name. UserError: it names an unknown tokenizer.
+    Return None outside a run folder or without a name. Raise UserError if config.json names an unknown tokenizer.
     """
     of_checkpoint = (folder.parent for folder in path.parents if folder.name == "checkpoints")
-    for run in (path, *islice(of_checkpoint, 1)):  # the run itself may lie in a folder of that name
+    for run in (path, *islice(of_checkpoint, 1)):  # the run itself may lie in a folder named checkpoints
         try:
             name = json.loads(read_bytes(run / "config.json"))["settings"]["tokenizer"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -81,14 +81,14 @@ def tokenizer_of_run(path: Path) -> str | None:
 
 
 def tokenizer_of_training(settings, vocab_size: int) -> str | None:
-    """Return the tokenizer of a training run: of its text, or of the tokens in --train-data if that is known.
+    """Return the tokenizer of a training run: its text's, or that of the tokens in --train-data if known.
 
-    A new model gets bytes. UserError: see choose_tokenizer, or the tokens are not those of the model's tokenizer.
+    A new model gets bytes. Raise UserError like choose_tokenizer, or if the tokens belong to another tokenizer.
     """
     goes_on, model = start_of(settings)
     said = settings.tokenizer or (model and tokenizer_of(model))
     if settings.tokenizer and (settings.train_data or (model and not goes_on)):
-        check_fits(settings.tokenizer, vocab_size)  # a new model may be smaller: its text's tokens are looked at
+        check_fits(settings.tokenizer, vocab_size)  # for a smaller new model the text's tokens are checked
     if not settings.train_data:
         return tokenizer_name(said or (None if model else "bytes"), model, vocab_size)
     if model and not goes_on:
@@ -100,7 +100,7 @@ def tokenizer_of_training(settings, vocab_size: int) -> str | None:
 
 
 def start_of(settings) -> tuple[bool, Path | None]:
-    """Return whether a run goes on, and the path of the model that training starts from, None for a new model."""
+    """Return whether --resume continues a run, and the path of the model to start from (None: a new model)."""
     if settings.resume and newest_first(Path(settings.out) / "checkpoints"):
         return True, Path(settings.out)
     return False, None if settings.init == "random" else Path(settings.init)
@@ -118,7 +118,7 @@ def tokenizer_of_shards(pattern: str) -> str | None:
 
 
 def check_tokens(what, found: str | None, expected: str | None) -> None:
-    """UserError if the tokens belong to another tokenizer than the model's. what: names the tokens in the message."""
+    """Raise UserError if tokens belong to another tokenizer than the model's. what: their name in the message."""
     if found and expected and found != expected:
         raise UserError(
             f"{what}: tokens of the tokenizer {found}, expected the model's, {expected}: tokenize the text with that "

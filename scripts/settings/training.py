@@ -23,7 +23,7 @@ STRATEGY_HELP = (
     "how ranks exchange gradients; auto takes the fastest here; FILE.py is a strategy of your own, and auto:FILE.py "
     "tries it beside the others"
 )
-LEAST = 1e-9  # of rates; nothing that computes is slower
+LEAST = 1e-9  # of rates; no computer is slower
 DTYPES = ("float32", "bfloat16")
 SPLITS = (AUTO, "on", "off")
 # The titles of the groups in --help, by the first field of each group.
@@ -44,7 +44,7 @@ GROUPS = {
 
 
 def setting(default, text, **options):
-    """Return a field of Settings with its flag's help text and options for argparse's add_argument."""
+    """Return a field of Settings with the help text of its flag and options for argparse's add_argument."""
     return field(default=default, metadata={"help": text, **options})
 
 
@@ -81,9 +81,9 @@ def layer_counts(text: str) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """The flags of scripts/train.py. None: other flags decide it, as the help text says.
+    """The flags of scripts/train.py. None: other flags decide the value, as the help text says.
 
-    typed: not a flag, but the names of the flags on the command line. All others have defaults or a preset's values.
+    typed: not a flag, but the names of the flags on the command line. Other flags have defaults or a preset's values.
     """
 
     typed: frozenset[str] = frozenset()

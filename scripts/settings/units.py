@@ -1,7 +1,7 @@
 """Parse the values of flags: rates, sizes, times, counts, percentages.
 
 Each function is a `type` for argparse and may be called on its own. If it cannot parse the text, it raises UnitError
-with a line that says what was found and what was expected.
+with a line that names the text and the expected format.
 """
 
 import argparse
@@ -21,7 +21,7 @@ FILE_BYTES = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 class UnitError(argparse.ArgumentTypeError, ValueError):
-    """Of both types, as argparse prints the message of an ArgumentTypeError only."""
+    """A text that cannot be parsed. It has two base classes, as argparse prints only an ArgumentTypeError's message."""
 
 
 def bits_per_s(text: str) -> float:
@@ -91,7 +91,7 @@ def file_size(text: str) -> int:
 
 
 def integer(text: str, low: int, high: int) -> int:
-    """Parse "1_000_000" to 1000000. low and high are the least and the most that is allowed."""
+    """Parse "1_000_000" to 1000000. low, high: the smallest and the largest allowed number."""
     if not re.fullmatch(r"\d{1,20}(_\d{1,20})*", text) or not low <= int(text) <= high:
         raise UnitError(f"{text!r}, expected an integer from {low} to {high}")
     return int(text)

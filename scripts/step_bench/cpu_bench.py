@@ -1,6 +1,6 @@
 """bench_step.py on CPUs: contenders take turns, step by step; the floor is the step's matrix products alone.
 
-In the same turns the peak of the instruction that computes our products is measured (peak.py).
+The peak of the multiply-add instruction takes turns as well (peak.py).
 """
 
 import statistics
@@ -37,7 +37,7 @@ TABLE = FixedTable(
 
 
 def bench(settings, config) -> int:
-    """Measure, print, write; return the exit code."""
+    """Measure, print and write. Return the exit code."""
     names = CONTENDERS | (FLOAT32 if settings.dtype == "bfloat16" else {})
     names |= TORCH_CONTENDERS if "torch" in settings.vs else {}
     report = summarize(settings, measure(settings, [*names, PEAK]))
@@ -47,7 +47,7 @@ def bench(settings, config) -> int:
 
 
 def measure(settings, names: list[str]) -> dict[str, list[dict]]:
-    """Return every contender's answers for the steps that count, after two that do not."""
+    """Measure in turns, after two steps that do not count. Return every contender's answers for the others."""
     results = {name: [] for name in names}
     shape = selected(settings, *SHAPE)
     with ExitStack() as stack:
@@ -91,7 +91,7 @@ def summarize(settings, results) -> dict:
 
 
 def table(report: dict, names: dict[str, str]) -> str:
-    """names: the contenders and their labels."""
+    """Return the table. names: the contenders and their labels."""
     s = report["settings"]
     contenders = report["contenders"]
     lines = [
@@ -114,7 +114,7 @@ def table(report: dict, names: dict[str, str]) -> str:
 
 
 def peak_line(report: dict, names: dict[str, str]) -> str:
-    """Describe the peak, and how much faster than each other contender a step at the peak would be."""
+    """Describe the peak, and how much faster a step at the peak would be than each contender's."""
     peak = report["peak"]
     others = [name for name in names if name not in CONTENDERS]
     ratios = {name: 1 / report["contenders"][name]["peak_over_this"] for name in others}

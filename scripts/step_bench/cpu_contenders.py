@@ -1,4 +1,4 @@
-"""Contenders of bench_step.py on CPUs, each in a process of its own (process.py).
+"""Contenders of bench_step.py on CPUs, each in a separate process (process.py).
 
     python scripts/bench_step.py --contender NAME '{"model": "gpt2-124M", "batch_size": 4, "seq_len": 64, "threads": 2}'
 
@@ -56,7 +56,7 @@ def ours(shape):
 
 
 def timed(kernels, spent) -> SimpleNamespace:
-    """Return the kernels, each of whose calls adds its seconds to spent[name]."""
+    """Wrap the kernels, so that each call adds its seconds to spent[name]."""
     from gpt2.kernels import KERNELS
 
     def wrap(name, kernel):
@@ -101,7 +101,7 @@ def floor(shape):
 
 
 def peak(shape):
-    """Measure the instruction of our products at its peak, as the seconds that it takes for the products of a step."""
+    """Measure the peak of the multiply-add instruction, as the seconds of a step's products at that rate."""
     from gpt2.config import PRESETS
     from scripts.step_bench.peak import InstructionPeak
     from scripts.step_bench.products import least_flops
@@ -146,7 +146,7 @@ def pytorch(shape, compiled):
 
 
 def answering(make):
-    """Return the maker of a contender whose function `step` calls the step that make(shape) returns."""
+    """Return a contender's maker from make(shape), which returns the function that makes a step."""
 
     def make_functions(shape):
         one_step, versions = make(shape)

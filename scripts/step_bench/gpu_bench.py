@@ -34,13 +34,13 @@ CONTENDERS = {
 ASKED_FOR_BY = {name: "torch" for name in TORCH_CONTENDERS} | {"llmc": "llmc"}
 STEPS_A_TURN = 5
 WARM_UP_STEPS = 3
-LIMIT_S = 450  # of the whole command; no measurement begins later
+LIMIT_S = 450  # for the whole command; no measurement begins later
 FIRST_STEPS_LIMIT_S = 240  # includes compiling and the choice of algorithms
 RATES = {"copy_bytes": 2 << 30, "matmul_size": 8192, "matmul_s": 2.0}
 
 
 def bench(settings, config, command=COMMAND, rates=RATES) -> int:
-    """Measure, print, write; return the exit code. Raise ContenderError if our own step cannot be measured."""
+    """Measure, print and write. Return the exit code. Raise ContenderError if our step cannot be measured."""
     run = GpuBench(settings, config, command)
     run.measure_ours(rates)
     for name in CONTENDERS:
@@ -88,7 +88,7 @@ class GpuBench:
             print(kernel_table(self.report), flush=True)
 
     def _measure_part(self, ours: ContenderProcess, part: str, options) -> None:
-        """Measure a part of the table of kernels. If it fails, the other contenders are measured all the same."""
+        """Measure a part of the table of kernels. If it fails, report that and go on with the other contenders."""
         try:
             self.report[part] = ours.ask(part, limit_s=self._left(), **options)
         except ContenderError as error:
@@ -111,7 +111,7 @@ class GpuBench:
 
     @contextmanager
     def _started(self, name: str):
-        """Start a contender and run its steps that do not count; it ends with the block."""
+        """Start a contender and run its warm-up steps. The contender ends with the block."""
         limit_s = min(FIRST_STEPS_LIMIT_S, self._left())
         with closing(ContenderProcess(self.command, name, self.shape)) as contender:
             self.first_losses[name] = contender.ask("steps", limit_s=limit_s, count=WARM_UP_STEPS)["loss"]
@@ -155,7 +155,7 @@ class GpuBench:
         self._write()
 
     def _mfu(self, flops: float) -> dict:
-        """Return Peak.mfu, where the fastest rate so far is that of any contender or of a product alone."""
+        """Return Peak.mfu, given the fastest rate so far of any contender or product."""
         tflops = self.report["peak_tflops"]
         rates = self.report.get("rates", {})
         seen = [entry.get("flops", 0.0) for entry in self.report["contenders"].values()]

@@ -1,9 +1,9 @@
-"""Contenders of bench_step.py --backend cupy, each in a process of its own (process.py).
+"""Contenders of bench_step.py --backend cupy, each in a separate process (process.py).
 
     python scripts/bench_step.py --backend cupy --contender NAME '{"config": {...}, "batch_size": 64, ...}'
 
-A step is that of training: forward, backward, clipping to norm 1, AdamW. All contenders start from the same
-parameters and use the same batch in every step, so that their losses can be compared.
+A step is a training step: forward, backward, clipping to norm 1, AdamW. All contenders start from the same parameters
+and use the same batch in every step, so that their losses can be compared.
 """
 
 from contextlib import contextmanager, nullcontext
@@ -24,7 +24,7 @@ DEVICE = "cuda"  # for PyTorch
 
 
 def first_parameters(config) -> Parameters:
-    """Return GPT-2's initial parameters on the host, the same for every contender."""
+    """Return GPT-2's initial parameters in host memory, the same for every contender."""
     parameters = Parameters.zeros(Layout(config))
     initialize(parameters, seed=1)
     return parameters
@@ -38,7 +38,7 @@ def first_batch(config, shape):
 
 
 def timed_steps(one_step, synchronize, facts):
-    """Return a contender's function `steps`, which makes `count` steps and waits once. one_step() returns the loss."""
+    """Return a contender's `steps`, which makes `count` steps, then waits for the GPU. one_step() returns the loss."""
 
     def steps(count):
         synchronize()
@@ -52,9 +52,9 @@ def timed_steps(one_step, synchronize, facts):
 
 
 def ours(shape, **options):
-    """Make the contender of this project's kernels, which also answers `kernels`, `rates` and `gpu`.
+    """Make the contender with this project's kernels. It also answers `kernels`, `rates` and `gpu`.
 
-    options: of Device.
+    options: for Device.
     """
     from gpt2.errors import UserError
     from gpt2.kernels import bind
@@ -119,8 +119,8 @@ class OurStep:
     def by_kernel(self):
         """Run one step with events around each kernel; return the milliseconds of its phases and kernels.
 
-        "rows" are those of KernelTimes. "choices" are the times by which the device chose between cuBLASLt's epilogues
-        or cuDNN's attention and our own kernels.
+        "rows": see KernelTimes. "choices": the times by which the device chose between our own kernels and cuBLASLt's
+        epilogues or cuDNN's attention.
         """
         from scripts.step_bench.gpu_kernels import KernelTimes
 

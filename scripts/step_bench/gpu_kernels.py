@@ -1,7 +1,7 @@
-"""The time of each kernel of a step on the GPU, and the bytes and operations that it needs at least.
+"""The time of each kernel of a step on the GPU, and the least bytes and operations that it needs.
 
 A kernel's bytes count each of its arrays once if it is read or written, twice if it is changed in place. Scratch memory
-does not count. Floating point operations are those of matrix products, attention's included, with the half below the
+does not count. Floating point operations count matrix products, including attention's, with the half below the
 diagonal. Kernels that only make sense together share a row.
 """
 
@@ -72,7 +72,7 @@ def launch_work(kernel: str, arguments) -> tuple[str, int, int]:
 
 
 def attention_flops(products: int, packed_shape) -> int:
-    """Return the operations of so many products over all heads, for packed queries, keys and values (B, T, 3C)."""
+    """Return the operations of several products over all heads, for packed queries, keys and values (B, T, 3C)."""
     B, T, width = packed_shape
     return products * B * T * T * (width // 3)
 
@@ -107,7 +107,7 @@ class TimedAttention:
 class KernelTimes:
     """Times every kernel of a gpt2.kernels.cupy.Device with events, inside `recording()`.
 
-    rows: afterwards, the sums of launches, ms, bytes and flops by name of the row.
+    rows: after the block, the sums of launches, ms, bytes and flops by row name.
     """
 
     def __init__(self, device):
@@ -136,7 +136,7 @@ class KernelTimes:
         try:
             yield
         finally:
-            del device.launch  # which uncovers the method
+            del device.launch  # uncovers the class's method
             device.matmul = matmul
             device.cudnn_attention = cudnn
         device.synchronize()

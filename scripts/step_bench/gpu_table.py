@@ -37,7 +37,7 @@ def failure_line(label: str, error: str) -> str:
 
 
 def floors(report: dict) -> list[dict]:
-    """Return every row of our step with its floor in ms and the floor's limit, the longest row first."""
+    """Return every row of our step with its floor in ms and the limit that sets the floor, the longest row first."""
     rates = report["rates"]
     rows = []
     for name, row in report["kernels"]["rows"].items():

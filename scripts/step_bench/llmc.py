@@ -1,4 +1,4 @@
-"""llm.c on the same shape and GPU: runs the user's train_gpt2cu in bfloat16 and reads the milliseconds that it prints.
+"""llm.c on the same shape and GPU: run the user's train_gpt2cu in bfloat16 and parse the times that it prints.
 
 It starts with random parameters and repeats one batch of random tokens, like the other contenders. Its backward
 recomputes nothing, and GELU is in the epilogues of its products: this is its fastest way on Hopper.
@@ -21,7 +21,7 @@ MEMORY = re.compile(r"^device memory usage: (\d+) MiB", re.MULTILINE)
 def run_llmc(program: Path, shape: dict, steps: int, limit_s: float) -> list[dict]:
     """Return {"step_s", "loss", "memory_bytes"} of each step; the memory is everything allocated on the GPU.
 
-    shape: as contenders get it. Raise ContenderError if the program fails, or trains in another precision or shape.
+    shape: as for contenders. Raise ContenderError if the program fails, or trains in another precision or shape.
     """
     config = shape["config"]
     B = shape["batch_size"]
@@ -59,7 +59,7 @@ def _output(command: list, folder: str, limit_s: float) -> str:
 
 
 def _check(printed: str, shape: dict) -> None:
-    """Raise ContenderError unless the printed table of settings is that of the other contenders."""
+    """Raise ContenderError unless the printed table of settings agrees with the other contenders' settings."""
     config = shape["config"]
     expected = {
         "precision": "BF16", "micro batch size B": shape["batch_size"], "sequence length T": shape["seq_len"],

@@ -1,6 +1,6 @@
 """The peak of this CPU's multiply-add instruction: a loop of nothing else on every thread, operands in registers.
 
-No matrix product by the same instruction can be faster, so no step can be either.
+No matrix product with this instruction can be faster, so neither can a step.
 """
 
 import threading
@@ -62,7 +62,7 @@ def _add_pairs(build, total, word):
 def _loop(add, lanes: int, sums: int):
     """Return run(rounds, word), which calls add(build, sum, word) for each sum in each round.
 
-    word: the bits of an int32. As an argument it is no constant that the compiler could fold.
+    word: the bits of an int32. It is an argument, as the compiler could fold a constant.
     """
     vector = ir.VectorType(llvm.F32, lanes)
     zero = vector(None)

@@ -1,8 +1,8 @@
 """Contenders of bench_step.py as processes: requests, answers, statistics of their turns.
 
-A contender is a process of its own, which measures on request and is idle otherwise. A request is a line of JSON:
-{"do": "step", ...} names a function of the contender, the rest are its arguments. The answer is a line with what the
-function returns, or {"error": text}. A process that cannot start sends one error and ends.
+Each contender has its own process, which measures on request and is idle otherwise. A request is a line of JSON: {"do":
+"step", ...} names a function of the contender, the rest are its arguments. The answer is a line with what the function
+returns, or {"error": text}. A process that cannot start sends one error and ends.
 """
 
 import json
@@ -24,11 +24,11 @@ TORCH_CONTENDERS = {"torch": "PyTorch, eager", "torch-compiled": "PyTorch, torch
 
 
 class ContenderError(Exception):
-    """A contender could not start, ended early or took too long; the text is one line."""
+    """A contender could not start, ended early or took too long. The message is one line."""
 
 
 class ContenderProcess:
-    """A contender's process, as bench_step.py sees it. command: starts it; name and shape are appended."""
+    """A contender's process, seen from bench_step.py. command: starts it, with name and shape appended."""
 
     def __init__(self, command: list[str], name: str, shape: dict):
         self.name = name
@@ -36,7 +36,7 @@ class ContenderProcess:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, do: str, limit_s: float | None = None, **arguments) -> dict:
-        """Return the answer to a request. Raise ContenderError for an error, or if none comes within limit_s."""
+        """Return the answer to a request. Raise ContenderError for an error, or without an answer within limit_s."""
         with suppress(BrokenPipeError):  # the process has ended; its last answer is read below
             self.process.stdin.write(json.dumps({"do": do} | arguments) + "\n")
             self.process.stdin.flush()
@@ -77,12 +77,12 @@ def serve(makers: dict, name: str, shape: str) -> None:
 
 
 def _answer(function) -> dict | None:
-    """Return what the function returns, or its error."""
+    """Call the requested function. Return its result or its error."""
     try:
         return function()
     except (ContenderError, UserError) as error:
         return {"error": str(error)}
-    except Exception as error:  # of any library: the others are measured all the same
+    except Exception as error:  # from any library; other contenders are still measured
         traceback.print_exc()
         first_line = (str(error).strip() or repr(error)).splitlines()[0]
         return {"error": f"{type(error).__name__}: {first_line}"}
@@ -94,12 +94,12 @@ def contender_command(*flags: str) -> list[str]:
 
 
 def selected(settings, *names: str) -> dict:
-    """Return the settings of these names."""
+    """Return {name: value} of these settings."""
     return {name: getattr(settings, name) for name in names}
 
 
 def compare_steps(seconds: list[float], ours: list[float], tokens: int) -> dict:
-    """Return median and spread of a contender's steps of `tokens` tokens, and how they compare with ours.
+    """Return median and spread of a contender's steps of `tokens` tokens, and the ratio of our steps to them.
 
     The ratio is the median of the ratios turn by turn: whatever slows the machine down slows both sides of a turn.
     """

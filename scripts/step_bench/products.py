@@ -1,6 +1,6 @@
 """The floor of a step: all its matrix products in their shapes.
 
-Every layer has weights and gradients of its own, as in the step, so that they come from memory and not from a cache.
+Every layer has separate weights and gradients, as in the step, so that they come from memory and not from a cache.
 Outputs are never inputs, so that values stay near their start and no product slows down over denormal numbers.
 """
 
@@ -10,7 +10,7 @@ HEADS = 4  # of attention that are multiplied at once
 
 
 def step_products(config, B: int, T: int, kept=np.float32) -> list:
-    """Return (part, multiply(cores)) of every product, in the step's order; a layer's attention counts as one product.
+    """Return (part, multiply(cores)) of every product, in the step's order. A layer's attention is one product.
 
     kept: the dtype of activations that are only operands.
     """
@@ -45,7 +45,7 @@ def step_products(config, B: int, T: int, kept=np.float32) -> list:
 
 
 def least_flops(config, B: int, T: int) -> int:
-    """Return the operations of the products that every step needs, without those of masked keys and pad rows."""
+    """Return the operations of the products that every step needs, without masked keys and pad rows."""
     weights = 12 * config.n_layer * config.n_embd**2 + config.vocab_size * config.n_embd
     seen = T * (T + 1) // 2  # pairs of query and key
     return 6 * B * T * weights + 12 * B * config.n_layer * config.n_embd * seen
@@ -61,7 +61,7 @@ def _first(array, rows: int, columns: int):
 
 
 def _product(a, b, out):
-    """Return the function that multiplies a and b, by BLAS with its own threads or by our kernels on `cores`."""
+    """Return multiply(cores), which multiplies a and b by BLAS with its own threads or by our kernels on `cores`."""
     return lambda cores: cores.matmuls((a, b, out, None)) if cores.operand_dtype else np.matmul(a, b, out=out)
 
 

@@ -1,4 +1,4 @@
-"""GPT-2 in PyTorch, for bench_step.py and bench_training.py, and the reference of the tests' fixture."""
+"""GPT-2 in PyTorch, for bench_step.py and bench_training.py; the tests' fixture comes from it."""
 
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,7 @@
-"""From the plan of a run to the parts that its training loop uses.
+"""Make the parts of the training loop from the plan of a run.
 
 Only this file, plan.py, scripts/settings and scripts/backends read the settings of a training run. Each part gets the
-values that it needs, so the call that makes a part shows what it depends on.
+values that it needs, so the call that makes a part shows its dependencies.
 """
 
 from collections.abc import Callable
@@ -44,16 +44,16 @@ from traces.record.stream_times import GPU_PHASES
 
 @dataclass(frozen=True)
 class LoopParts:
-    """What the training loop uses; every rank has its own.
+    """The parts of the training loop on one rank.
 
-    table           what rank 0 prints before the first step: all settings, and what they come to here
-    steps           those that are left to make, counted from 1
+    table           what rank 0 prints before the first step: all settings, and facts that follow from them
+    steps           the steps left to make, counted from 1
     learning_rate   the schedule: learning_rate.at(step)
     worker          computes gradients from this rank's windows; a Server computes none
     strategy        turns the gradients of all ranks into updated parameters
     meeting_point   where all ranks exchange their reports at the end of a step
-    hooks           what is called after each step, in this order
-    model           all parameters, for whoever looks at them between steps
+    hooks           called after each step, in this order
+    model           all parameters, for the hooks that read them between steps
     """
 
     table: str
@@ -71,13 +71,13 @@ class LoopParts:
 
 
 def assemble(settings, world, lock, resources: ClosedTogether) -> LoopParts | None:
-    """Plan the run and make its parts, each after those that it needs; None if no step is left to make. Collective.
+    """Plan the run and make its parts in the order of their needs; None if no step is left to make. Collective.
 
-    lock: a RunLock; it locks the run folder, whose content does not change here. resources: closes what the run holds.
+    lock: the RunLock of the run folder, whose content does not change here. resources: closes the run's resources.
     """
     signals = resources.enter_context(closing(Signals(partial(end_job_in_turn, world.comm), lock.release)))
     clock = new_clock(settings, world)
-    checkout = Checkout() if world.rank == 0 else None  # git answers meanwhile
+    checkout = Checkout() if world.rank == 0 else None  # git runs in the background
     plan = plan_run(settings, world, lock, resources)
     if plan is None:
         return None
@@ -144,7 +144,7 @@ def assemble(settings, world, lock, resources: ClosedTogether) -> LoopParts | No
 
 
 def new_folder(plan: Plan, world, lock, used: dict, peak, checkout) -> RunFolder | None:
-    """Return rank 0's run folder, None on the other ranks. used: the settings as they are used."""
+    """Return rank 0's run folder, None on the other ranks. used: from derived.resolved."""
     folder = None
     with world.together(UserError):
         if world.rank == 0:
@@ -159,14 +159,14 @@ def new_folder(plan: Plan, world, lock, used: dict, peak, checkout) -> RunFolder
 
 
 def new_watchdog(plan: Plan, world, is_asked, resources: ClosedTogether) -> Watchdog | None:
-    """Return the Watchdog, which names a rank for which others wait; None on a single rank, or with --stall-after 0."""
+    """Return the Watchdog, which names a rank that others wait for; None on a single rank, or with --stall-after 0."""
     stall_after = plan.settings.stall_after
     if not stall_after or world.size == 1:
         return None
     meetings = (*EXCHANGE, "wait")
     waits = ()
     titles = ()
-    if plan.shared.identity():  # stages exchange unequally often; only in "wait" all ranks meet
+    if plan.shared.identity():  # stages exchange at different times; all ranks meet only in "wait"
         meetings = ("wait",)
         waits = (*EXCHANGE, "recv")
         titles = plan.shared.mesh.titles()
@@ -190,7 +190,7 @@ def new_tracer(plan: Plan, world, is_asked, backend, resources) -> Tracer:
         counters = CounterFile(plan.traces, place, ports.names, clock, lambda: (*ports.read(), ports.stalls()))
     options = {"most_bytes": settings.trace_mb * 1e6, "waits": True}
     if settings.backend == "cupy":
-        # Over NCCL the exchange is queued on the GPU's stream too, so that is where its time is taken.
+        # Over NCCL the exchange is queued on the GPU's stream, too, so its time is measured there.
         on_stream = (*GPU_PHASES, *EXCHANGE) if settings.transport == "nccl" else GPU_PHASES
         options |= {"device": backend.kernels.device, "on_stream": on_stream}
     return Tracer(plan.traces, place, settings.trace, clock, counters, watchdog and watchdog.on_phase, **options)
@@ -219,7 +219,7 @@ def new_clock(settings, world) -> Clock:
 
 
 def new_checkpoints(plan: Plan, world, strategy, lock) -> Checkpointing:
-    """Return what writes checkpoints. Without an exchange it writes none, as each rank trains its own model."""
+    """Return the Checkpointing. Without an exchange it writes nothing, as each rank trains its own model."""
     settings = plan.settings
     every = settings.checkpoint_every if find(settings.strategy).traits.exchanges else None
     keep = settings.keep, settings.keep_every

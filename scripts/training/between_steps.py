@@ -29,8 +29,8 @@ SAMPLE_TOKENS = 100
 class MadeStep:
     """A step that all ranks have made.
 
-    number: counted from 1. record: on rank 0 the line of log.jsonl; hooks may add to it. is_saved: whether there will
-    be a checkpoint of this step.
+    number: counted from 1. record: on rank 0 the line of log.jsonl; hooks may add to it. is_saved: whether this step
+    gets a checkpoint.
     """
 
     number: int
@@ -40,7 +40,7 @@ class MadeStep:
 
 
 def is_time(step: int, every: int) -> bool:
-    """Return whether something that is done every so many steps is due after this one. every: 0 for never."""
+    """Return whether something that is done every `every` steps is due after this one. every: 0 for never."""
     return every > 0 and step % every == 0
 
 
@@ -55,17 +55,17 @@ def begin_folder(world, folder, tracer, first_step: int, step: MadeStep) -> None
 
 
 def log_step(folder, progress, step: MadeStep) -> None:
-    """Write the line of log.jsonl on rank 0, the only one that has a folder, and print the progress line."""
+    """Write the line of log.jsonl on rank 0, which alone has a folder, and print the progress line."""
     if folder is not None:
         folder.log(step.record)
         progress.step(step.record, step.reports.compute_s)
 
 
 def end_if_diverged(world, checkpoints, step: MadeStep) -> None:
-    """End the job if the loss, the gradients' norm or the validation loss of this step is not finite, or the state that
-    was to become a checkpoint. checkpoints: a Checkpointing.
+    """End the job if this step's loss, gradient norm or validation loss is not finite, or the state for a checkpoint.
+    checkpoints: a Checkpointing.
 
-    All ranks have the same numbers, so all of them end. The norm of a skipped step does not count.
+    All ranks have the same numbers, so all end. The norm of a skipped step does not count.
     """
     checkpoints.end_if_not_finite(step.reports.written)
     found = {
@@ -94,7 +94,7 @@ def begin_checkpoint(checkpoints, tracer, step: MadeStep) -> None:
 class Validation:
     """Computes the mean loss over the first windows of the validation set. All workers share the work.
 
-    every: in steps, 0 for no validation. There is one after the last step, too. batches: see Worker.validation_loss.
+    every: in steps, 0 for no validation. The last step gets one, too. batches: see Worker.validation_loss.
     """
 
     comm: object
@@ -105,7 +105,7 @@ class Validation:
     batches: int
 
     def after(self, step: MadeStep) -> None:
-        """Add "val_loss" to the step's record if it is time for a validation."""
+        """Add "val_loss" to the step's record if a validation is due."""
         if not is_time(step.number, self.every) and not (self.every and step.number == self.last_step):
             return
         with self.tracer.phase("eval"):
@@ -118,12 +118,12 @@ class Validation:
 class Samples:
     """--sample-every: rank 0 prints text from the model, reading sequences as long as in training.
 
-    If rank 0 computes with all parameters, on cores or on a GPU, it samples with the same kernels. If it does not
-    (ZeRO-3, ranks that share a model), it copies the parameters to host memory range by range, at 4 bytes each, and
-    samples on its cores.
+    If rank 0 computes with all parameters, on cores or on a GPU, it samples with the same kernels. Otherwise (ZeRO-3,
+    ranks that share a model) it copies the parameters to host memory range by range, at 4 bytes each, and samples on
+    its cores.
 
-    The constructor allocates what sampling needs on a GPU. It ends the job on a user's mistake: no tokenizer is known
-    for the vocabulary (of --train-data), gpt2's files are missing, or the copy does not fit into memory.
+    The constructor allocates the memory for sampling on a GPU. It ends the job on a user's mistake: no tokenizer is
+    known for the vocabulary (of --train-data), gpt2's files are missing, or the copy does not fit into memory.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Samples:
                     self._writer = CachedGPT2(backend.kernels, own, length)
 
     def after(self, step: MadeStep) -> None:
-        """Print a sample if it is time for one. All ranks bring their ranges and wait for rank 0."""
+        """Print a sample if one is due. All ranks bring their ranges and wait for rank 0."""
         if not is_time(step.number, self.every):
             return
         with self.tracer.phase("eval"):
@@ -181,7 +181,7 @@ class Samples:
 class ReplicaCheck:
     """--check-replicas: compare the parameters of all data-parallel replicas, to find faults of memory or network.
 
-    every: in steps, 0 for never. holds: whether this rank has parameters of its own; ranks of a node may share them.
+    every: in steps, 0 for never. holds: whether this rank compares its parameters; ranks of a node may share them.
     mesh: see state.py.
     """
 
@@ -195,7 +195,7 @@ class ReplicaCheck:
     def after(self, step: MadeStep) -> None:
         """End the job if ranks' parameters differ, naming the ranks that differ from most others.
 
-        Parameters are compared every so many steps, and before each checkpoint.
+        This happens every `every` steps and before each checkpoint.
         """
         if not is_time(step.number, self.every) and not (self.every and step.is_saved):
             return
@@ -212,10 +212,10 @@ class ReplicaCheck:
 
 
 def who_differs(checksums: list[int | None], places: list[dict]) -> str | None:
-    """Return which ranks hold other parameters than the rest; None if all are the same.
+    """Name the ranks whose parameters differ from the others'; None if all are the same.
 
-    checksums: of each rank's parameters, None if it shares those of another rank. Without a majority, as with two
-    ranks, it is unknown which are wrong, so all are named.
+    checksums: for each rank's parameters, None if it shares another rank's. Without a majority, as with two ranks, it
+    is unknown which are wrong, so name all.
     """
     holders = {}
     for place, checksum in zip(places, checksums, strict=True):

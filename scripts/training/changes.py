@@ -1,8 +1,8 @@
 """Settings that changed on resume. Changes that would alter the loss curve are refused unless their flag was given;
 others are reported.
 
-A flag on the command line means that the user wants the change. A setting may also follow from another flag, as the
-length of the learning-rate schedule follows from --steps.
+A flag on the command line means that the user wants the change. A setting may also follow from another flag, such as
+the length of the learning-rate schedule from --steps.
 """
 
 from math import isclose
@@ -16,7 +16,7 @@ COMPARED_STEPS = 100  # two schedules are compared at so many of the steps to be
 
 
 def changed_settings(checkpoint: Checkpoint, own: dict, typed: frozenset[str], last_step: int) -> str:
-    """Return a line about what has changed, "" if nothing has. UserError: a change would alter the loss curve unasked.
+    """Describe the changes in a line, "" without any. Raise UserError if one would alter the loss curve unasked.
 
     own: the run's derived.lasting. typed: the names of the flags on its command line. last_step: the run's last one.
     """
@@ -40,7 +40,7 @@ def changed_settings(checkpoint: Checkpoint, own: dict, typed: frozenset[str], l
 
 
 def matters(name: str, before: dict, own: dict, steps: range) -> bool:
-    """Return whether a changed setting has an effect in these steps, and does not just follow from another one.
+    """Return whether a changed setting has an effect in these steps and does not just follow from another change.
 
     The end of a schedule has no effect during warm-up, nor on a constant rate. With --eval-every 0 there are no
     validations, and their windows are None.

@@ -1,7 +1,7 @@
-"""Checkpoints that are written while the run goes on: each rank copies its part of the state, a thread writes the copy.
+"""Write checkpoints while the run goes on: each rank copies its part of the state, and a thread writes the copy.
 
-At the start the ranks agree who writes what: if several hold the same state, each of them writes a share of it. At the
-end of each step all ranks report whether their parts are on disk. When all are, rank 0 completes the checkpoint.
+At the start the ranks divide the writing: if several hold the same state, each of them writes a share of it. At the end
+of each step all ranks report whether their parts are on disk. When all are, rank 0 completes the checkpoint.
 """
 
 import shutil
@@ -30,20 +30,20 @@ GO_BACK = "lower --lr, or check this node's memory, and go on from the last chec
 
 
 class NotFiniteError(Exception):
-    """The state has numbers that are not finite. It must not become a checkpoint, as no run can go on from it."""
+    """The state has numbers that are not finite. It must not become a checkpoint, as no run can resume from it."""
 
 
 class Checkpointing:
     """Writes checkpoints. Every rank has one; `begin`, `settle` and `leave_last` are collective.
 
-    folder: RUN/checkpoints. layout: of what this rank holds. run_facts: what each checkpoint says of the run
-    (Plan.checkpoint_facts). steps: those that this start makes. every: in steps, 0 for the last step alone, None for no
+    folder: RUN/checkpoints. layout: of this rank's model shard. run_facts: the facts of the run for each checkpoint
+    (Plan.checkpoint_facts). steps: the steps of this start. every: in steps, 0 for the last step alone, None for no
     checkpoint at all. keep: how many complete checkpoints stay, and a number whose multiples all stay, 0 for none.
     check_lock: ends the job if another start has taken the run folder (RunLock.check). mesh: see state.py. Ranks that
     hold the same model shard divide the writing of it.
 
-    costs: for each part that this rank wrote, its step, its bytes, the seconds for which training stood still, and the
-    seconds of writing.
+    costs: for each part that this rank wrote: step, bytes, the seconds for which training stood still, and the seconds
+    of writing.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Checkpointing:
         self._room = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future | None = None  # this rank's part
-        self._completing: Future | None = None  # rank 0's last word
+        self._completing: Future | None = None  # rank 0 completes the checkpoint
         self._facts = None
         self.costs = []
 
@@ -75,20 +75,20 @@ class Checkpointing:
         return self
 
     def __exit__(self, kind, *error) -> None:
-        """If all ranks end with one line, complete the checkpoint that was begun before, as it is good."""
+        """Complete the checkpoint begun before if all ranks end with a one-line error, as it is still valid."""
         if kind is SystemExit and self._facts is not None:
             self._settle_begun()
         if kind is SystemExit and self._completing is not None:
             self._completing.exception()  # waits until it is done
 
     def add_facts(self, facts: dict) -> None:
-        """Add facts to all further checkpoints; the same on all ranks."""
+        """Add facts, the same on all ranks, to all further checkpoints."""
         self._run_facts = self._run_facts | facts
 
     def is_due(self, step: int, request: int) -> bool:
-        """Return whether a checkpoint is to begin after this step: it is time for one, or one was requested.
+        """Return whether to begin a checkpoint after this step: it is time for one, or one was requested.
 
-        At the end of the run `leave_last` writes it.
+        `leave_last` writes the one at the end of the run.
         """
         return self.has(step, request) and not self._ends(step, request)
 
@@ -101,15 +101,15 @@ class Checkpointing:
         return step == self.steps.stop - 1 or request > CHECKPOINT
 
     def begin(self, step: int, goes_on: bool = True) -> None:
-        """Copy this rank's part of the state after that step, and begin to write the copy.
+        """Copy this rank's part of the state after this step, and begin to write the copy.
 
         If the last checkpoint is not on disk yet, wait for it first. Without goes_on nothing changes the state any
-        more, so what is in host memory needs no copy.
+        more, so arrays in host memory need no copy.
         """
         begun = time.perf_counter()
         if self._facts is not None:
             self.end_if_not_finite(self._settle_begun())
-        # checkpoint.json holds rank 0's number of updates, as rank 0 updates something in each step of every strategy.
+        # checkpoint.json holds rank 0's number of updates: with every strategy rank 0 updates something in each step.
         updates = next((one.optimizer.step for one in self._strategy.state()), 0)
         norms = list(self._strategy.clipping.norms)
         position = {"step": step, "next_window": step * self._run_facts["global_batch"]}
@@ -138,11 +138,11 @@ class Checkpointing:
         try:
             self.folder.mkdir()
         except OSError:
-            return  # it exists; or the run folder is gone too, and writing will report that
+            return  # it exists; or the run folder is missing too, and writing will report that
         self._complain(f"{self.folder} was gone, with its checkpoints: made again, for those from now on")
 
     def _part_folder(self, step: int) -> Path:
-        """Return the folder in which the checkpoint of that step is written."""
+        """Return the folder in which the checkpoint of this step is written."""
         return self.folder / f"{checkpoints.folder_name(step)}.part"
 
     def written(self) -> int:
@@ -156,7 +156,7 @@ class Checkpointing:
     def settle(self, written, model: tuple[int, int] | None = None) -> None:
         """Complete the checkpoint if all ranks have written their parts, or remove it if one of them failed.
 
-        written: `written()` of each rank. model: (bytes, checksum) of its model.bin, if it has one.
+        written: `written()` of each rank. model: (bytes, checksum) of the checkpoint's model.bin, if it has one.
         """
         if self._facts is None or not all(written):
             return
@@ -178,7 +178,7 @@ class Checkpointing:
     def end_if_not_finite(self, written) -> None:
         """End the job if a rank's part is not finite. Collective. written: see settle.
 
-        `settle` has removed that checkpoint, and the one before stays.
+        `settle` has removed that checkpoint. The checkpoint before it stays.
         """
         if NOT_FINITE in written:
             self._end_together(self._writing.exception())
@@ -189,9 +189,9 @@ class Checkpointing:
                 raise UserError(f"{error}, expected finite numbers: {GO_BACK}")
 
     def leave_last(self, step: int, model: WholeModel | None) -> None:
-        """Write the checkpoint of the run's last step, and wait until it is complete. UserError: it cannot be written.
+        """Write the checkpoint of the last step, and wait until it is complete. Raise UserError if that fails.
 
-        If this start made no step, the checkpoint that it went on from is the last one. model: to be written as
+        If this start made no step, the checkpoint that it resumed from is the last one. model: to be written as
         model.bin in llm.c's format, None if the run has not made all its steps.
         """
         written_model = problem = None
@@ -212,7 +212,7 @@ class Checkpointing:
                 raise problems[0]
 
     def _write_model(self, folder: Path, model: WholeModel) -> tuple[tuple[int, int] | None, UserError | None]:
-        """Write model.bin on rank 0. Return (its bytes, its checksum), and what went wrong; each may be None."""
+        """Write model.bin on rank 0. Return (bytes, checksum) and the error; either may be None."""
         ranges = model.ranges()
         path = folder / checkpoints.MODEL
         try:
@@ -246,14 +246,14 @@ class Checkpointing:
             # complete() checks again when the disk has everything. That takes long, and another job may have taken over
             # and have a checkpoint of that name.
             checkpoints.complete(part, facts, files, self._check_lock)
-        except Exception as error:  # any kind: nothing else looks at it before the end of the run
+        except Exception as error:  # any kind, as nothing else sees it before the end of the run
             self._complain(f"the checkpoint of step {facts['step']} was not written: {self._words(error)}")
             shutil.rmtree(part, ignore_errors=True)
             raise
         self._check_lock()
         try:
             checkpoints.remove_old(self.folder, *self.keep)
-        except OSError as error:  # too many checkpoints do no harm; the next one tries again
+        except OSError as error:  # too many checkpoints do no harm; the next checkpoint tries again
             self._complain(f"an old checkpoint was not removed: {self._words(error)}")
 
     def _complain(self, text: str) -> None:
@@ -284,12 +284,12 @@ class Checkpointing:
         return copied
 
     def _own_arrays(self):
-        """Yield (array, start, values in host memory) of all that this rank updates, without the pad."""
+        """Yield (array, start, values in host memory) of everything that this rank updates, without the pad."""
         for array, first, values in state_arrays(self._strategy):
             yield self._prefix + array, first, on_host(values[: max(0, self._layout.count - first)])
 
     def _pieces(self):
-        """Yield (array, start, values in host memory) of everything in this rank's part."""
+        """Yield (array, start, values in host memory) of everything that this rank writes."""
         for array, first, values in state_arrays(self._strategy):
             for start, stop in self._parts:
                 low = max(start, first)
@@ -301,7 +301,7 @@ class Checkpointing:
 
 
 def _finite(path: Path, parameters, ranges):
-    """Yield ranges of the parameters, each checked first. UserError: a number is not finite."""
+    """Check each range of the parameters, then yield it. Raise UserError if a number is not finite."""
     for start, stop in ranges:
         weights.check_finite(path, parameters, start, stop)
         yield start, stop

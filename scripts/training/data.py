@@ -13,10 +13,10 @@ from scripts.training.same_files import check_same_files, in_both
 def open_data(
     world, patterns: tuple[str, str | None], length: int, shuffle: bool, seed: int, batch: int, vocab_size: int
 ) -> tuple[Windows, Windows | None, dict]:
-    """Return training and validation windows, and facts about the former. Collective. Ends the job if they are bad.
+    """Return training and validation windows, and facts about the former. Collective. End the job if they are bad.
 
-    patterns: of the shards of both; None: no validation. length: tokens of a sequence. batch: sequences of a step, on
-    all ranks together.
+    patterns: of the shards for training and validation; None: no validation. length: tokens of a sequence. batch:
+    sequences of a step, on all ranks together.
     """
     with world.together(UserError):
         train = Windows(open_shards(patterns[0]), length, shuffle, seed)

@@ -41,7 +41,7 @@ PLAIN = SCHEDULES["1f1b"](0, 1, 1)  # the actions of a model with one stage and 
 class EvaluatedModel:
     """A model to evaluate.
 
-    path: where it came from. kernels, parameters: in the same memory, on cores or on a GPU. sequence_length: at most
+    path: of its file or folder. kernels, parameters: in the same memory, on cores or on a GPU. sequence_length: at most
     the model's context. stride: tokens from one window of a text to the next, at most sequence_length. batch_size:
     sequences that a rank computes at once. longest: the most tokens of a row of --hellaswag.
     """
@@ -65,8 +65,8 @@ def load_model(
 ) -> EvaluatedModel:  # fmt: skip
     """Load all parameters on each rank, on its GPU if it computes on one.
 
-    sequence_length: None for the length that the model was trained on, else its context; rank 0 prints which. stride:
-    None for half of it. dtype: of products' operands, on cores. threads: 0 for the rank's share of its node's cores.
+    sequence_length: None for the trained length if known, else for the context; rank 0 prints which. stride: None for
+    half of it. dtype: of products' operands, on cores. threads: 0 for the rank's share of its node's cores.
     """
     threads = threads or threads_per_rank(world)
     path = found_for_all(world, path)
@@ -96,7 +96,7 @@ def load_model(
 
 
 def prepare_validation(model: EvaluatedModel, shards: str, tokenizer: str | None, world) -> Callable[[], dict]:
-    """--val-data: the validation loss, computed as in training. shards: their pattern."""
+    """Prepare --val-data: the validation loss, computed as in training. shards: their pattern."""
     with world.together(UserError):
         check_tokens(shards, tokenizer_of_shards(shards), tokenizer or tokenizer_of(model.path))
         val = Windows(open_shards(shards), model.sequence_length)
@@ -115,7 +115,7 @@ def prepare_validation(model: EvaluatedModel, shards: str, tokenizer: str | None
 
 
 def prepare_text(model: EvaluatedModel, path: Path, tokenizer: str | None, splits: bool, world) -> Callable[[], dict]:
-    """--text: the loss per token, and bits per byte of the text, which do not depend on the tokenizer."""
+    """Prepare --text: the loss per token, and bits per byte, which do not depend on the tokenizer."""
     with world.together(UserError):
         encoding = choose_tokenizer(tokenizer, model.path, model.config.vocab_size)
         documents, files, remarks = read_documents(path, splits)
@@ -140,7 +140,7 @@ def prepare_text(model: EvaluatedModel, path: Path, tokenizer: str | None, split
 
 
 def prepare_choices(model: EvaluatedModel, path: Path, tokenizer: str | None, world) -> Callable[[], dict]:
-    """--hellaswag: both accuracies, each with its standard error."""
+    """Prepare --hellaswag: both accuracies, each with its standard error."""
     with world.together(UserError):
         check_tokens(path, "gpt2", tokenizer or tokenizer_of(model.path))
         examples = read_examples(path)
@@ -168,7 +168,7 @@ def standard_error(share: float, count: int) -> float:
 
 
 def new_scorer(model: EvaluatedModel, world, name: str) -> Scorer:
-    """Return what scores a rank's rows. On rank 0 it prints its progress from time to time."""
+    """Return the function that scores a rank's rows. On rank 0 it prints its progress from time to time."""
     said = time.monotonic()
 
     def report(done, total):

@@ -25,13 +25,13 @@ ADVICE = "free some space or see to the disk, and start again"
 
 
 class RunFolder:
-    """The run folder as rank 0 writes it. UserError if it cannot be written, or already holds a run.
+    """The run folder, which rank 0 writes. Raise UserError if it cannot be written or already holds a run.
 
     Nothing in the folder changes before `begin`, which comes after the first step. So a start that makes no step leaves
     the folder as it was.
 
     check_lock: ends the job if another start of the run has taken the folder (RunLock.check). resumed_step: None for a
-    new run, else the step after which the run goes on. tensorboard: whether the log is also written to RUN/tensorboard.
+    new run, else the step after which it resumes. tensorboard: whether the log is also written to RUN/tensorboard.
     """
 
     def __init__(self, path: Path, check_lock: Callable[[], None], resumed_step: int | None, tensorboard: bool = False):
@@ -52,7 +52,7 @@ class RunFolder:
             raise UserError(f"{checkpoints}: Permission denied: choose another --out")
 
     def set_config(self, settings: dict, places: list[dict], mpi_library: str, facts: dict) -> None:
-        """Set the content of config.json. places: as World.places. facts: about this run, besides its settings."""
+        """Set the content of config.json. places: World.places. facts: about this run, besides its settings."""
         self._config = {
             "format": RUN_FORMAT,
             "settings": settings,
@@ -68,8 +68,8 @@ class RunFolder:
     def begin(self) -> None:
         """Take the folder over for this start, which has made its first step.
 
-        On resume, the log loses the lines after `resumed_step`, and all traces so far move to earlier-traces/ together
-        with their config.json.
+        On resume, cut the log after `resumed_step`, and move all earlier traces with their config.json to
+        earlier-traces/.
         """
         config = self.path / CONFIG
         is_resumed = self._resumed_step is not None
@@ -82,7 +82,7 @@ class RunFolder:
             self.add_to_config()
             if is_resumed:
                 self._shorten_log()
-            (self.path / SUMMARY).unlink(missing_ok=True)  # of an earlier start; it would say that all steps are done
+            (self.path / SUMMARY).unlink(missing_ok=True)  # an earlier start's would say that all steps are done
             self._log = open(self.path / LOG, "a" if is_resumed else "w", buffering=1, opener=regular)  # noqa: SIM115
         with file_errors(self.path / "checkpoints", ADVICE):
             (self.path / "checkpoints").mkdir(exist_ok=True)
@@ -92,9 +92,9 @@ class RunFolder:
             self._events = EventFile(self.path / "tensorboard", (self._resumed_step or 0) + 1)
 
     def _clean_up(self) -> None:
-        """Remove what killed writers have left behind.
+        """Remove files that killed writers have left behind.
 
-        Checkpoints of later steps must be damaged, or the run would have gone on from them. They are renamed to
+        Checkpoints of later steps must be damaged, or the run would have resumed from them. They are renamed to
         step-00000100.damaged, so that --keep does not count them.
         """
         checkpoints.remove_parts(self.path / "checkpoints")
@@ -112,7 +112,7 @@ class RunFolder:
                 file.writelines(kept)
 
     def _keep_traces(self) -> None:
-        """Move the traces so far to their own folder."""
+        """Move the earlier traces to their own folder."""
         traces = self.path / "traces"
         config = self.path / CONFIG
         if not traces.exists():
@@ -123,11 +123,9 @@ class RunFolder:
                 file.write(read_bytes(config))
         earlier = self.path / EARLIER
         earlier.mkdir(exist_ok=True)
-        # Several starts may go on from the same step. The traces of each are kept.
+        # Several starts may resume from the same step. The traces of each are kept.
         kept = traces.rename(_free_name(earlier / f"to-{checkpoints.folder_name(self._resumed_step)}"))
-        for live in kept.glob(
-            "*.live"
-        ):  # with these files the nodes of this start watch each other (dist/watch/live.py)
+        for live in kept.glob("*.live"):  # the nodes of this start watch each other by these files (dist/watch/live.py)
             traces.mkdir(exist_ok=True)
             live.rename(traces / live.name)
 
@@ -137,7 +135,7 @@ class RunFolder:
         write_json(self.path / CONFIG, self._config)
 
     def log(self, record: dict) -> None:
-        """Write one line of log.jsonl and flush it. UserError: it cannot be written.
+        """Write one line of log.jsonl and flush it. Raise UserError if that fails.
 
         The line also gets `elapsed_s`. A loss or norm that is not finite becomes null, as JSON cannot hold it.
         """
@@ -154,7 +152,7 @@ class RunFolder:
                 warn(f"{error}; --tensorboard is off from here on, training goes on")
 
     def write_summary(self, **facts) -> None:
-        """Write summary.json: what is known only at the end of a run."""
+        """Write summary.json, with the facts that are known only at the end of a run."""
         self._check_lock()
         write_json(self.path / SUMMARY, facts)
 
@@ -162,7 +160,7 @@ class RunFolder:
 def confirm_summary(path: Path) -> None:
     """Touch summary.json, which tells --restarts and job scripts that a start ended well.
 
-    For a start that has no step to make. If the last start was killed before it wrote summary.json, make an empty one.
+    A start without steps to make calls this. If the last start was killed before it wrote the file, make an empty one.
     """
     summary = path / SUMMARY
     with file_errors(summary, "see to the disk"):
@@ -173,7 +171,7 @@ def confirm_summary(path: Path) -> None:
 
 
 def check_holds_no_run(path: Path) -> None:
-    """UserError if the folder already holds a run."""
+    """Raise UserError if the folder already holds a run."""
     with file_errors(path, "choose another --out"):
         if (path / CONFIG).exists():
             raise UserError(
@@ -198,7 +196,7 @@ def _step_of(line: bytes) -> float:
 
 
 def _earlier_runs(config: Path) -> list[dict]:
-    """Return what config.json says of the starts of this run so far, in order."""
+    """Return the entries of config.json about earlier starts of this run, in order."""
     try:
         last = json.loads(read_bytes(config))
         facts = {name: last[name] for name in ("command", "started", "resumed_step", "code")}

@@ -1,9 +1,9 @@
-"""The algorithms and kernels that GPUs compute with. Checkpoints hold them, so that a run can go on bit for bit.
+"""The algorithms and kernels that GPUs compute with. Checkpoints hold them, so that a run resumes bit for bit.
 
-The first step times several algorithms and takes the fastest. Each rounds in its own way, and another start may find
-another one the fastest. So ranks with the same GPU and libraries agree on one choice, checkpoints hold it, and a
-resumed run uses it. A choice is what gpt2.kernels.cupy's Device.choices returns: "device", "cublaslt" and "cudnn" say
-what it was made on, "products" is the algorithm of each product, "ways" says which work a library does.
+The first step times several algorithms and takes the fastest. Each rounds differently, and the fastest may differ from
+start to start. So ranks with the same GPU and libraries agree on one choice, checkpoints hold it, and a resumed run
+uses it. A choice is what gpt2.kernels.cupy's Device.choices returns: "device", "cublaslt" and "cudnn" say what it was
+made on, "products" is the algorithm of each product, "ways" says which work a library does.
 """
 
 from gpt2.formats.checkpoints import Checkpoint
@@ -19,8 +19,8 @@ ANEW = "they are timed anew, so bits may differ from the run so far"
 class GpuChoices:
     """The choices of all ranks. The constructor gives this rank's GPU the choice of the checkpoint. Collective.
 
-    device: what this rank computes on; on cores there is nothing to choose. checkpoint: the one to go on from.
-    first_step: of this start. checkpoints: a Checkpointing. folder: rank 0's RunFolder.
+    device: this rank's; cores have nothing to choose. checkpoint: the one that the run resumes from. first_step: of
+    this start. checkpoints: a Checkpointing. folder: rank 0's RunFolder.
     """
 
     def __init__(self, world, device, checkpoint: Checkpoint | None, first_step: int, checkpoints, folder):
@@ -47,7 +47,7 @@ class GpuChoices:
             self.world.print(f"{checkpoint.path} holds {held}, {lacking}: {ANEW}")
 
     def after(self, step: MadeStep) -> None:
-        """After the first step, and before each checkpoint, let all ranks agree and keep the choices. Collective."""
+        """Let all ranks agree on choices and keep them, after the first step and before each checkpoint. Collective."""
         is_first = step.number == self.first_step
         if self.device is None or not (step.is_saved or is_first):
             return
@@ -63,7 +63,7 @@ class GpuChoices:
 
 
 def of_maker(choices: list[dict], maker: dict) -> dict | None:
-    """Return the choice that was made with this GPU and these libraries; None if there is none."""
+    """Return the choice that was made with this GPU and these libraries, or None."""
     return next((one for one in choices if all(one[name] == maker[name] for name in MAKER)), None)
 
 
@@ -80,7 +80,7 @@ def merged(choices: list[dict]) -> list[dict]:
 
 
 def ways_text(choices: dict) -> str:
-    """ "GPU kernels: attention by cuDNN, ...; in products' epilogues: gelu at 1 of 1 shapes, ..." """
+    """Return "GPU kernels: attention by cuDNN, ...; in products' epilogues: gelu at 1 of 1 shapes, ..."."""
     taken = {work: [way[-1] for way in choices["ways"] if way[0] == work] for work in (*ATTENTION, *EPILOGUES)}
     attention = [f"{work} by {'cuDNN' if any(taken[work]) else 'our own'}" for work in ATTENTION]
     epilogues = [f"{work} at {sum(taken[work])} of {len(taken[work])} shapes" for work in EPILOGUES if taken[work]]
@@ -88,6 +88,6 @@ def ways_text(choices: dict) -> str:
 
 
 def maker_text(maker: dict) -> str:
-    """ "NVIDIA H200 with cuBLASLt 130100, no cuDNN"."""
+    """Return a text like "NVIDIA H200 with cuBLASLt 130100, no cuDNN"."""
     cudnn = "no cuDNN" if maker["cudnn"] is None else f"cuDNN {maker['cudnn']}"
     return f"{maker['device']} with cuBLASLt {maker['cublaslt']}, {cudnn}"

@@ -1,6 +1,6 @@
 """The ranks of --restarts under their launcher: start them, pass signals on, end a start that makes no progress.
 
-Some starts never end by themselves. Open MPI's mpirun stays when a host's cable is cut, though all ranks have ended.
+Some starts never end by themselves. When a host's cable is cut, Open MPI's mpirun stays after all ranks have ended.
 Nobody watches ranks that hang before their first step (dist/watch begins there), a single rank, or ranks that write the
 run's last checkpoint. So this process watches the files in the run folder:
 
@@ -47,11 +47,11 @@ ENDING = signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP
 class LaunchedRanks:
     """The ranks under their launcher, one start at a time. Passes the signals of this process on to them.
 
-    folder: of the run. limit_s: --restart-after, 0 for no limit.
+    folder: the run folder. limit_s: --restart-after, 0 for no limit.
     """
 
     def __init__(self, launcher: str, folder: Path, limit_s: float):
-        # A queue, as a second signal may interrupt the handler of the first. An Event would deadlock there.
+        # A queue, as a second signal may interrupt the first one's handler, where an Event would deadlock.
         self._process = None
         self._ended = SimpleQueue()
         self.has_ended = False
@@ -69,7 +69,7 @@ class LaunchedRanks:
         """Start the ranks and wait for their end. Return the launcher's exit code as a shell does, or STOOD_STILL."""
         signs = SignsOfLife(self._folder, self._limit_s)
         try:
-            # A new session, so that Ctrl-C reaches it only from here, and once.
+            # A new session, so that the launcher gets Ctrl-C once, and only from here.
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
             end_without_mpi(f"--launcher {command[0]}: {error.strerror}: name one that is there", True)
@@ -82,7 +82,7 @@ class LaunchedRanks:
         return STOOD_STILL if guard.has_ended_it else code if code >= 0 else 128 - code
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait so long, or until a signal requests the end. Return whether one did."""
+        """Wait for `seconds`, or until a signal requests the end. Return whether one did."""
         with suppress(Empty):
             self._ended.get(timeout=seconds)
         return self.has_ended
@@ -103,7 +103,7 @@ class LaunchedRanks:
 class Guard:
     """A thread that watches a start's signs of life, and ends the launcher's process group when they are missing.
 
-    It is a thread because the file system may not answer. Signals are still passed on, and the launcher may end.
+    It is a thread because the file system may not answer. Meanwhile this process passes signals on and waits.
     """
 
     def __init__(self, process: subprocess.Popen, signs: "SignsOfLife"):
@@ -135,7 +135,7 @@ class Guard:
 
 
 class SignsOfLife:
-    """A start's signs of life in its run folder, and for how long they are missing. limit_s: see LaunchedRanks."""
+    """A start's signs of life in its run folder, and how long they have been missing. limit_s: see LaunchedRanks."""
 
     def __init__(self, folder: Path, limit_s: float):
         self._folder = folder
@@ -146,7 +146,7 @@ class SignsOfLife:
         self._seen = self._look()
 
     def why_over(self, passed_s: float) -> str | None:
-        """Look again, passed_s after the last time. Return why this start has failed, None if it has not."""
+        """Look again, passed_s seconds after the last time. Return why this start has failed, None if it has not."""
         before = self._seen
         now = self._look()
         self._seen = now or before
@@ -163,7 +163,7 @@ class SignsOfLife:
         return None
 
     def _look(self) -> tuple | None:
-        """Return (the lock, the written files); None if the file system fails, as that says nothing about the ranks."""
+        """Return (lock, written files); None if the file system fails, which says nothing about the ranks."""
         try:
             return look(self._folder / LOCK), _written_in(self._folder)
         except (UserError, OSError):
@@ -171,7 +171,7 @@ class SignsOfLife:
 
 
 def _written_in(folder: Path) -> list[tuple]:
-    """Return (path, size, time of last change) of the files that a run writes as it makes progress. OSError."""
+    """Return (path, size, time of change) of the files that a run writes as it makes progress. Raise OSError."""
     parts = folder / "checkpoints"
     paths = [*(folder / name for name in WRITTEN), *sorted(parts.glob("*")), *sorted(parts.glob("*.part/*"))]
     found = []

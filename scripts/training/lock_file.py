@@ -33,12 +33,12 @@ ATTEMPTS = 1000
 
 @dataclass(frozen=True)
 class Lock:
-    """The start of a run that holds a run folder; without `run`, a file that is damaged or not yet written.
+    """A lock: the start of a run that holds a folder. Without `run` the file is damaged or not yet written.
 
-    run: a random number that identifies the start. boot: the machine's boot id and pid namespace; only where it is
-    equal do `pid` and `born`, the process's start in clock ticks since boot, tell whether the holder runs. job:
-    SLURM's. supervisor: identifies the --restarts that made this start; its next start takes over from it. touched_ns:
-    the file's modification time, 0 for a lock that is not in a file.
+    run: a random number that identifies the start. boot: the machine's boot id and pid namespace. Where it is equal,
+    `pid` and `born`, the process's start in clock ticks since boot, tell whether the holder runs. job: SLURM's.
+    supervisor: identifies the --restarts process that made this start; the next start of that process may take over.
+    touched_ns: the file's modification time, 0 for a lock that is not in a file.
     """
 
     run: str = ""
@@ -58,7 +58,7 @@ class Lock:
         return f"process {self.pid} on {self.host}{job}, started {self.started}"
 
     def content(self) -> bytes:
-        """Return what the file holds."""
+        """Return the content for the lock file."""
         facts = {"format": FORMAT} | asdict(self)
         del facts["touched_ns"]
         return f"{json.dumps(facts, indent=1)}\n".encode()
@@ -75,7 +75,7 @@ def own_lock(supervisor: str = "") -> Lock:
 
 
 def look(path: Path) -> Lock | None:
-    """Return the lock file as it is now, None if there is none. UserError: it is not a file, or it cannot be read.
+    """Read the lock file, None if there is none. Raise UserError if it is not a file or cannot be read.
 
     The file is opened each time: only then does NFS ask the server whether it has changed.
     """
@@ -102,12 +102,12 @@ def _parsed(content: bytes, touched_ns: int) -> Lock:
 
 
 def is_running(lock: Lock) -> bool | None:
-    """Return whether the lock's process runs; None if this process cannot know, as on another machine."""
+    """Return whether the lock's process runs; None if that is unknown here, as on another machine."""
     return _start_of(lock.pid) == lock.born if lock.boot == _boot() != "" else None
 
 
 def _start_of(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot, see proc(5); None if it does not run."""
+    """Return when a process started, in clock ticks since boot (proc(5)); None if it does not run."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return int(words[19]) if words[0] not in ("Z", "X") else None
@@ -136,7 +136,7 @@ class LockFile:
 
     def beat(self) -> None:
         """Touch the lock."""
-        with suppress(OSError):  # the disk is full or away for a while
+        with suppress(OSError):  # the disk may be full or away for a while
             os.utime(self._descriptor)  # the open file, so never another process's lock
 
     def is_own(self) -> bool:
@@ -148,7 +148,7 @@ class LockFile:
         return seen is not None and seen.run == self.lock.run
 
     def release(self) -> None:
-        """Remove the lock if this process holds it, and folders made for it that are still empty."""
+        """Remove the lock if this process holds it, and the folders made for it if they are still empty."""
         with suppress(OSError, UserError), _claimed(self.path, look(self.path)) as is_claimed:
             if is_claimed and self.is_own():
                 self.path.unlink()
@@ -159,10 +159,10 @@ class LockFile:
 
 
 def take(folder: Path, own: Lock, anyway: bool, say: Callable[[str], None]) -> LockFile:
-    """Make a run folder and its lock. UserError: another start holds it, or it cannot be written.
+    """Make a run folder and its lock. Raise UserError if another start holds it or it cannot be written.
 
-    A lock that is there is taken over if its holder has ended, shows no heartbeat for OLD_S seconds or belongs to the
-    same supervisor, or if `anyway` (--take-over). say: prints a line before waiting and after taking over.
+    Take over an existing lock if its holder has ended, shows no heartbeat for OLD_S seconds or belongs to the same
+    supervisor, or if `anyway` (--take-over). say: prints a line before waiting and after taking over.
     """
     path = folder / LOCK
     new_folders = [each for each in (folder, *folder.parents) if not each.exists()]
@@ -180,7 +180,7 @@ def take(folder: Path, own: Lock, anyway: bool, say: Callable[[str], None]) -> L
 
 
 def _create(path: Path, own: Lock) -> int:
-    """Write a new lock file and return its descriptor. OSError."""
+    """Write a new lock file and return its descriptor. Raise OSError if it exists or writing fails."""
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
     try:
         os.write(descriptor, own.content())
@@ -193,7 +193,7 @@ def _create(path: Path, own: Lock) -> int:
 
 
 def _take_over(path: Path, own: Lock, anyway: bool, say) -> int | None:
-    """Replace the lock if its holder is gone; None if the lock has changed meanwhile. UserError: the holder lives."""
+    """Replace the lock if its holder has ended; None if the lock changes first. Raise UserError if the holder lives."""
     seen = look(path)
     if seen is None:
         return None
@@ -207,7 +207,7 @@ def _take_over(path: Path, own: Lock, anyway: bool, say) -> int | None:
         if not is_claimed or look(path) != seen:
             return None
         new = path.with_name("lock.new")
-        new.unlink(missing_ok=True)  # of a process that died here
+        new.unlink(missing_ok=True)  # left by a process that died here
         descriptor = _create(new, own)
         new.rename(path)
     say(f"{path}: taken over from {seen}: {why}")
@@ -215,7 +215,7 @@ def _take_over(path: Path, own: Lock, anyway: bool, say) -> int | None:
 
 
 def _why_gone(path: Path, seen: Lock, say) -> str:
-    """Return why the holder of a lock is taken for gone. UserError: it lives."""
+    """Return why the holder of a lock counts as ended. Raise UserError if it lives."""
     running = is_running(seen)
     if running is False:
         return "it has ended"
@@ -237,7 +237,7 @@ def _why_gone(path: Path, seen: Lock, say) -> str:
 
 @contextmanager
 def _claimed(path: Path, seen: Lock | None):
-    """Claim the right to change the lock seen. Yields False if the lock changes first."""
+    """Claim the right to change the lock `seen`. Yield False if the lock changes first."""
     claim = path.with_name(CLAIM)
     end = time.monotonic() + OLD_S
     while True:
@@ -249,7 +249,7 @@ def _claimed(path: Path, seen: Lock | None):
                 yield False
                 return
             if time.monotonic() > end:
-                claim.unlink(missing_ok=True)  # of a process that died meanwhile
+                claim.unlink(missing_ok=True)  # left by a process that died
             time.sleep(PAUSE_S)
     try:
         yield True

@@ -1,4 +1,4 @@
-"""The end of a step, where all ranks exchange their losses, their times and the requests of signals."""
+"""The meeting at the end of a step: all ranks exchange their losses, times and requests by signals."""
 
 import math
 import resource
@@ -13,12 +13,12 @@ GPU_ASKED_EACH = 16
 
 
 class RankReports(NamedTuple):
-    """What all ranks have reported at the end of a step; every rank gets the same.
+    """The reports of all ranks at the end of a step, the same on every rank.
 
-    loss: the mean over the global batch. request: the largest request of a signal or the clock to any rank. The others
-    are lists with an entry for each rank. losses: the rank's part of the loss. norms: of the gradients that it updated
-    with, 0 if it knows none or skipped the step. exchange_s: seconds of exchange that nothing hid. step_s: seconds of
-    the step so far. compute_s: seconds that its gradients took, nan for a server. pipeline_s: seconds of waiting for
+    loss: the mean over the global batch. request: the largest request of a signal or the clock on any rank. The other
+    fields are lists with an entry for each rank. losses: the rank's part of the loss. norms: of the gradients that the
+    rank updated with, 0 if unknown or if it skipped the step. exchange_s: seconds of exposed exchange. step_s: seconds
+    of the step so far. compute_s: seconds that its gradients took, nan for a server. pipeline_s: seconds of waiting for
     neighbouring stages. written: see Checkpointing.written. memory_bytes: its peak host memory so far. gpu_bytes: its
     GPU's memory in use when the rank last looked; 0 without a GPU.
     """
@@ -37,11 +37,11 @@ class RankReports(NamedTuple):
 
 
 class MeetingPoint:
-    """All ranks meet here once a step, with one small all-gather.
+    """Lets all ranks meet once a step, in one small all-gather.
 
-    worker: this rank's Worker or Server. requesters: what may ask for a checkpoint or the end. checkpoints: a
-    Checkpointing, which completes a checkpoint once all ranks know that all of them have written their parts. failures:
-    TraceFailures, which are told once all ranks know of them. tracer: a Tracer, which keeps a step that took long: all
+    worker: this rank's Worker or Server. requesters: Signals and Clock, which may request a checkpoint or the end.
+    checkpoints: a Checkpointing, which completes a checkpoint once all ranks know that all have written their parts.
+    failures: TraceFailures, to warn of failures on any rank. tracer: a Tracer, which keeps a step that took long: all
     ranks have the same reports, so all keep the same step. device: the rank's GPU, or None.
     """
 
@@ -60,8 +60,8 @@ class MeetingPoint:
     def meet(self, loss_part: float, norm: float | None) -> RankReports:
         """Exchange reports. Collective.
 
-        loss_part: what this rank's windows add to the mean loss. norm: of the gradients, None if this rank does not
-        know it, or if the step was skipped.
+        loss_part: the part of this rank's windows in the mean loss. norm: of the gradients, None if this rank does not
+        know it or the step was skipped.
         """
         request = max(one.requested() for one in self.requesters)
         own = (loss_part, norm or 0.0, *self.worker.seconds(), request, self.checkpoints.written())
@@ -90,7 +90,7 @@ class MeetingPoint:
         """Return this process's peak host memory, and the bytes in use of its GPU.
 
         CUDA is asked at every GPU_ASKED_EACH-th meeting only. CuPy keeps memory that it has taken, so the next answer
-        includes what the steps in between needed.
+        includes the memory that the steps in between needed.
         """
         if self.device and self._met % GPU_ASKED_EACH == 0:
             self._gpu_bytes = self.device.used_bytes()

@@ -10,7 +10,7 @@ Tied-embedding synchronization: the token embedding of the first stage is the he
     gradient        last stage -> first stage                             after the last microbatch's head
 
 Each tensor has one owner, which alone exchanges it with the other data-parallel replicas and updates it. So the
-strategy sees nothing of this, and the ranks of a model cannot drift apart. The pipeline's bubble hides both messages of
+strategy need not know of sharing, and the ranks of a model cannot diverge. The pipeline's bubble hides both messages of
 the embedding: the last stage waits for the first forwards anyway, and the first stage still has backwards to make.
 """
 
@@ -22,8 +22,8 @@ class ModelSync:
     """Wraps a strategy. tensor_parts: see dist/parts.py, None without tensor parallelism. stage_links: see
     dist/stage_links.py, None without a pipeline.
 
-    kernels: the set that the arrays belong to. parameters, gradients: Parameters of the model shard, with room for what
-    other ranks own. micro_steps: microbatches of a step.
+    kernels: the kernel set of the arrays. parameters, gradients: Parameters of the model shard, with room for tensors
+    that other ranks own. micro_steps: microbatches of a step.
     """
 
     def __init__(self, strategy: Strategy, kernels, parameters, gradients, tensor_parts, stage_links, micro_steps: int):
@@ -35,7 +35,7 @@ class ModelSync:
         self.tensor_parts = tensor_parts
         self.layout = parameters.layout
         self.shard = parameters.layout.shard
-        self.synchronized = set()  # the ranges whose parameters are up to date since the last update
+        self.synchronized = set()  # the ranges whose parameters have been synchronized since the last update
         self.owns_head = stage_links is not None and self.shard.is_first
         self.uses_head = stage_links is not None and self.shard.is_last
         # The gradient of the head arrives here.
@@ -45,14 +45,14 @@ class ModelSync:
         self.finals = self.finals_left = 1 if strategy.traits.keeps_gradients else micro_steps
 
     def __getattr__(self, name):
-        """Everything else is the strategy's."""
+        """Take all other attributes from the strategy."""
         return getattr(self.strategy, name)
 
     def before_use(self, start, stop):
         if start < stop:
             self.strategy.before_use(start, stop)
         if not self.synchronized and self.uses_head:
-            self.stage_links.receive_head(self.parameters.wte)  # posted early: it comes while there is nothing to do
+            self.stage_links.receive_head(self.parameters.wte)  # posted early: it arrives while this stage waits
         if (start, stop) not in self.synchronized:
             self.synchronized.add((start, stop))
             self._synchronize(self.layout.ranges.index((start, stop)))
@@ -69,7 +69,7 @@ class ModelSync:
             self.stage_links.wait_for_head()
 
     def _replicated(self, layer: int | None) -> list:
-        """Return the tensors of a layer that every tensor-parallel rank has whole; None: those of the last range."""
+        """Return the replicated tensors of a layer; for None those of the last range."""
         if layer is None:
             return [self.parameters.lnf_weight, self.parameters.lnf_bias]
         shapes = layer_tensors(self.layout.config).items()

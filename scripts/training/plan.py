@@ -33,22 +33,22 @@ from strategies import find
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does, the same on all ranks except for `threads`.
+    """All decisions about a run, the same on all ranks except for `threads`.
 
     settings            all flags; backend, transport, strategy, overlap and op are decided, nothing is "auto"
     folder              the run folder
     run                 the number of this start: one launch of the job. --resume and --restarts start a run again
     threads             of this rank
     links               between the nodes, as they were measured
-    backend             why this backend, this transport and this strategy, and what they run on, for config.json
-    identity            what a checkpoint must share with a run that goes on from it (see start.py)
-    checkpoint          the one to go on from; None for a run that begins
-    steps               those left to make, counted from 1
+    backend             why this backend, transport and strategy, and their hardware, for config.json
+    identity            facts that a checkpoint must share with a run that resumes from it (start.py)
+    checkpoint          the one to resume from; None for a new run
+    steps               the steps left to make, counted from 1
     trained_positions   how many positions of the model are trained at the end
     bucket_bytes        how many bytes --overlap exchanges at once; None without --overlap
     embedding           how the token embedding is exchanged
 
-    And what was opened to decide all this:
+    And the objects opened to decide this:
 
     shared              this rank's place among the ranks that share a model
     make_backend        makes the backend; collective
@@ -74,12 +74,12 @@ class Plan:
 
     @property
     def global_batch(self) -> int:
-        """Sequences of a step, on all ranks together."""
+        """The number of sequences of a step, on all ranks together."""
         return self.identity["global_batch"]
 
     @property
     def resumed_step(self) -> int | None:
-        """The step after which --resume goes on, 0 if it found no checkpoint; None without --resume."""
+        """The step after which the run resumes, 0 if --resume found no checkpoint; None without --resume."""
         return self.steps.start - 1 if self.settings.resume else None
 
     @property
@@ -87,7 +87,7 @@ class Plan:
         return self.folder / "traces"
 
     def checkpoint_facts(self) -> dict:
-        """Return what each checkpoint of this run says of it, whatever the step."""
+        """Return the facts about the run that each of its checkpoints holds."""
         decided = {
             "auto": self.backend["auto"],
             "bucket_bytes": self.bucket_bytes,
@@ -96,7 +96,7 @@ class Plan:
         return {"run": self.run} | self.identity | decided | self.embedding.checkpoint_facts()
 
     def config_facts(self) -> dict:
-        """Return what config.json says of this run, beside its settings."""
+        """Return the facts about this run for config.json, besides its settings."""
         facts = {"threads_per_rank": self.threads, "links": self.links, "resumed_step": self.resumed_step}
         return facts | self.backend | self.embedding.config_facts()
 
@@ -104,7 +104,7 @@ class Plan:
 def plan_run(settings, world, lock, resources: ClosedTogether) -> Plan | None:
     """Decide everything; None if no step is left to make. Collective.
 
-    lock: a RunLock; the run folder is made and locked here, and else unchanged. resources: closes what the run holds.
+    lock: a RunLock; the run folder is made and locked here, and else unchanged. resources: closed when the run ends.
     """
     settings, config = completed(settings, world)
     shared = SharedModel(model_cut(settings, config), config, world, resources)
@@ -114,7 +114,7 @@ def plan_run(settings, world, lock, resources: ClosedTogether) -> Plan | None:
     settings = chosen.settings
     is_auto = chosen.facts["auto"] is not None
     folder = take_run_folder(settings.out, settings.strategy, is_auto, settings.resume, settings.take_over, world, lock)
-    train, val, data = data_of(settings, config.vocab_size, world)  # behind the lock: tokens lie beside the folder
+    train, val, data = data_of(settings, config.vocab_size, world)  # after locking: tokens may go beside the folder
     identity = run_identity(settings, shared, data, world.size)
     checkpoint = None
     if settings.resume:
@@ -126,7 +126,7 @@ def plan_run(settings, world, lock, resources: ClosedTogether) -> Plan | None:
         return None
     kept = checkpoint.facts if checkpoint and start.exchanges_alike(checkpoint, identity) else {}
     bucket_bytes = None
-    if settings.overlap:  # kept, as other buckets would add gradients in another order, and round otherwise
+    if settings.overlap:  # kept, as other buckets would add in another order and round differently
         bucket_bytes = kept.get("bucket_bytes") or bucket_size(settings.transport, links)
     embedding = plan_embedding(settings, shared.layout, train, steps.start, identity["global_batch"], kept, world)
     return Plan(
@@ -160,11 +160,11 @@ def completed(settings, world) -> tuple[Settings, GPT2Config]:
 
 
 def chosen_backend(settings, config, world, shared, threads: int, links: list[dict]) -> ChosenBackend:
-    """Choose backend, transport and strategy; --resume keeps what auto chose before. Collective."""
+    """Choose backend, transport and strategy. --resume keeps the former choice of auto. Collective."""
     kept = start.chosen_before(world, Path(settings.out) / "checkpoints") if settings.resume else None
     adamw = adamw_settings(settings)
     chosen = choose_backend(settings, config, shared.mesh.data_world, shared.layout, adamw, threads, links, kept)
-    check_room(chosen.settings, config, world)  # again: now it is known which arrays are in host memory
+    check_room(chosen.settings, config, world)  # again, as now it is known which arrays are in host memory
     return chosen
 
 
@@ -188,7 +188,7 @@ def data_of(settings, vocab_size: int, world) -> tuple[Windows, Windows | None, 
 
 
 def run_identity(settings, shared: SharedModel, data: dict, ranks: int) -> dict:
-    """Return what a checkpoint is compared with before a run goes on from it. data: facts of the training data."""
+    """Return the facts that must match a checkpoint's before a run resumes. data: facts of the training data."""
     return {
         "global_batch": global_batch(settings, ranks),
         "seq_len": settings.seq_len,

@@ -1,4 +1,4 @@
-"""What a run prints about itself: a table at its start, a summary at its end, and warnings about lost traces."""
+"""The texts that a run prints: a table at its start, a summary at its end, and warnings about lost traces."""
 
 import errno
 import os
@@ -23,9 +23,9 @@ from traces.units import count_text
 
 
 def run_table(used: dict, plan, world, peak) -> str:
-    """Return what rank 0 prints before the first step: the choice of --strategy auto, what the settings mean here, and
-    all settings. used: the settings as they are used.
-    """
+    """Return the text that rank 0 prints before the first step. used: from derived.resolved.
+
+    It names the choice of --strategy auto, facts that follow from the settings, and all settings."""
     shared = plan.shared
     config = shared.whole.config
     workers = worker_count(used["server"], world.size)
@@ -52,7 +52,7 @@ def run_table(used: dict, plan, world, peak) -> str:
 
 
 def auto_lines(auto: dict | None) -> list[str]:
-    """Return a line about the choice of --strategy auto; no line without auto."""
+    """Return a line about the choice of --strategy auto, [] without auto."""
     if auto is None:
         return []
     overlap = " with overlap" if auto["overlap"] else ""
@@ -68,7 +68,7 @@ def data_text(train: Windows, val: Windows | None, windows_read: int) -> str:
 
 
 def blas_of_ranks(world) -> dict:
-    """Return {"blas": a list for config.json, blas_facts and "ranks" of each kind of BLAS and CPU in the job}.
+    """Return {"blas": for config.json a list with blas_facts and "ranks" of each kind of BLAS and CPU in the job}.
 
     Collective. Rank 0 warns if there are several kinds.
     """
@@ -84,7 +84,7 @@ def blas_of_ranks(world) -> dict:
 
 
 def unlike_blas(kinds: list[dict], places: list[dict]) -> str:
-    """Which ranks have which kernels and CPUs, in a sentence. kinds: as blas_of_ranks has them."""
+    """Say in a sentence which ranks have which kernels and CPUs. kinds: from blas_of_ranks."""
     said = []
     for kind in kinds:
         ranks = rank_names([places[rank] for rank in kind["ranks"]])
@@ -93,7 +93,7 @@ def unlike_blas(kinds: list[dict], places: list[dict]) -> str:
 
 
 def core_facts(backend: dict) -> dict[str, str]:
-    """Return the BLAS, and what computes products if it is not BLAS alone."""
+    """Describe the BLAS and, if other kernels also compute products, those."""
     kinds = backend["blas"]
     products = backend["products"]
     line = {"BLAS": blas_text(kinds[0]) + (" on rank 0; others are unlike" if len(kinds) > 1 else "")}
@@ -101,7 +101,7 @@ def core_facts(backend: dict) -> dict[str, str]:
 
 
 def gpu_facts(places: list[dict], backend: dict, transport: str) -> dict[str, str]:
-    """Return the GPUs and what limits them; the transport of the exchange between them, and why."""
+    """Describe the GPUs and their limits, the transport of the exchange between them, and why it was chosen."""
     gpus = backend["gpus"]
     different = {(place["host"], gpu["id"]) for place, gpu in zip(places, gpus, strict=True)}
     names = "; ".join(sorted({limits_text(gpu) for gpu in gpus}))
@@ -118,7 +118,7 @@ def two_columns(used: dict) -> list[str]:
 
 
 class TraceFailures:
-    """Rank 0 warns about ranks that cannot write their traces any more: at once, and at the end about later ones.
+    """Warns on rank 0 of ranks that cannot write their traces any more: at once, and at the end of later ones.
 
     traces: RUN/traces. own: this rank's failure as an error number for the others, 0 without one.
     """
@@ -146,12 +146,12 @@ class TraceFailures:
 
 
 def warn(text: str) -> None:
-    """Print a line on stderr about what is lost while training goes on."""
+    """Print a line on stderr about lost traces; training goes on."""
     say(f"warning: {text}", on_stderr=True)
 
 
 class Ending:
-    """The end of a run. folder: rank 0's RunFolder. traces: RUN/traces, None if the run has no traces."""
+    """Ends a run. folder: rank 0's RunFolder. traces: RUN/traces, None if the run has no traces."""
 
     def __init__(self, world, folder, traces, tracer, failures: TraceFailures):
         self.world = world
@@ -163,7 +163,7 @@ class Ending:
     def tell(self, step: int, ended_by: str | None, checkpoint_costs: list[dict]) -> None:
         """Write summary.json, and the clocks and links of all nodes, after the last step. Collective.
 
-        ended_by: None if the run has made all its steps; else rank 0 says what ended it, and how to go on.
+        ended_by: None if the run has made all its steps; else rank 0 prints it, and how to resume.
         """
         world = self.world
         facts = {

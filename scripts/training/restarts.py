@@ -2,8 +2,8 @@
 
     python scripts/train.py --restarts 5 --launcher "mpirun -n 4" --out RUN --checkpoint-minutes 10 ...
 
-Each start goes on from the newest checkpoint (--resume). A start that hangs is ended by its own ranks
-(--end-on-stall), else by this process (launched_ranks.py). There is no further start
+Each start resumes from the newest checkpoint (--resume). A start that hangs is ended by its own ranks (--end-on-stall),
+else by this process (launched_ranks.py). There is no further start
 
 - when all steps are done, when a signal asked for the end, after a user's mistake (exit code 2), after K restarts;
 - when a start fails at the same step as the last start that made a step, with no checkpoint in between. It would fail
@@ -15,7 +15,7 @@ Pauses between starts double, from FIRST_PAUSE_S on, until a start leaves a chec
 together: each start gets the minutes that are left. Each start has a line in RUN/restarts.jsonl (docs/formats.md).
 
 Ranks of an earlier start may still run where no launcher can reach them, as behind a cut cable. They must not write
-beside the next start, so that one takes the run's lock from them: all starts have the number of this process
+beside the next start, so the next start takes the run's lock over: all starts have the number of this process
 (--supervisor), and the lock names it.
 
 This process does not use MPI. It passes signals on in the form that the launcher passes to its ranks.
@@ -50,7 +50,7 @@ NOT_THERE = "down,no_respond"
 
 
 class StartResult(NamedTuple):
-    """The last step of a start, 0 if it made none, and the newest complete checkpoint, 0 for none."""
+    """The last step of a start and the newest complete checkpoint; each is 0 if there is none."""
 
     step: int
     checkpoint: int
@@ -61,8 +61,8 @@ def supervise(
 ) -> int:
     """Start the ranks until the run is over. Return the exit code.
 
-    launcher, out: the flags, None if missing. limit_s: --restart-after. minutes: 0 for no limit. words: the command
-    line of this process.
+    launcher, out: the flags, None if missing. limit_s: --restart-after. minutes: 0 for no limit. words: this process's
+    command line.
     """
     if problem := misused(launcher, out, os.environ):
         end_without_mpi(problem, is_first(RANKS))
@@ -101,7 +101,7 @@ def supervise(
 
 
 def misused(launcher: str | None, out: str | None, environment) -> str | None:
-    """Return what is wrong with the flags or the environment, in one line; None if nothing is."""
+    """Return in one line what is wrong with the flags or the environment, or None."""
     if any(name in environment for name in RANKS[:3]) or "SLURM_STEP_ID" in environment:
         return "--restarts under a launcher, expected without: it starts the ranks itself, by --launcher"
     try:
@@ -120,7 +120,7 @@ def why_it_ends(
     """Return why no further start follows one that ended with this exit code; None if one follows.
 
     is_done: the start has written or touched summary.json. was_asked: a signal requested the end. earlier, after: the
-    results of the starts before, and of this one. left: remaining restarts. is_late: --minutes end before another.
+    results of earlier starts, and of this one. left: remaining restarts. is_late: --minutes end before another start.
     """
     if is_done:
         return "the run has ended well"
@@ -160,7 +160,7 @@ def without_own_flags(words: list[str]) -> list[str]:
 
 
 def minutes_left(clock: Clock) -> list[str]:
-    """Return the flag for the remaining --minutes, which overrides the user's; no flag without a limit."""
+    """Return the flag for the remaining --minutes, which overrides the user's; [] without a limit."""
     left_s = clock.left_s()
     return [] if left_s is None else ["--minutes", f"{max(left_s, 1.0) / 60:.6g}"]  # 0 would be no limit
 
@@ -182,7 +182,7 @@ def last_step(folder: Path) -> int:
 
 
 def resumed_step(folder: Path) -> int:
-    """Return the step after which the newest start with a config.json went on; 0 from the beginning."""
+    """Return the step after which the newest start with a config.json resumed; 0 from the beginning."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         return json.loads((folder / CONFIG).read_bytes())["resumed_step"] or 0
     return 0
@@ -202,9 +202,9 @@ def keep(folder: Path, start: dict) -> None:
 
 
 def without_lost_nodes(launcher: str) -> list[str]:
-    """Return srun's flags that leave out nodes which SLURM has lost, so that spare nodes of the allocation step in.
+    """Return srun's flags that exclude nodes which SLURM has lost, so that spare nodes of the allocation step in.
 
-    --overlap, as SLURM keeps the cores of the failed step for minutes.
+    srun --overlap is needed, as SLURM keeps the cores of the failed step for minutes.
     """
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if Path(launcher).name != "srun" or not nodes:

@@ -1,4 +1,4 @@
-"""The run folder's lock as seen by all ranks: rank 0 takes it, all nodes see it, and a job that loses it ends."""
+"""The run folder's lock, shared by all ranks: rank 0 takes it, all nodes see it, and a job that loses it ends."""
 
 import os
 import threading
@@ -17,10 +17,10 @@ SEEN_WITHIN_S = 10.0  # NFS may hide a new file from other nodes for this long
 
 
 class RunLock:
-    """A context that releases the lock at its end, whatever has happened.
+    """A context that releases the lock at its end, also after an error.
 
-    run: the number of this start, on every rank, once the lock is taken. supervisor: the number of the --restarts that
-    made this start, or "".
+    run: the number of this start, on every rank, once the lock is taken. supervisor: the number of the --restarts
+    process that made this start, or "".
     """
 
     def __init__(self, world, end=end_job, supervisor: str = ""):
@@ -39,7 +39,7 @@ class RunLock:
         self.release()
 
     def release(self) -> None:
-        """Release the lock if this rank has it. A signal handler may call this again meanwhile."""
+        """Release the lock if this rank has it. A signal handler may interrupt this and call it again."""
         if self._heartbeat:
             self._heartbeat.stop()
         file = self._file
@@ -50,7 +50,7 @@ class RunLock:
     def take(self, folder: Path, anyway: bool) -> None:
         """Take the lock of the run folder on rank 0 and check that all nodes see it. Collective.
 
-        anyway: take it over from its holder (--take-over). If the lock is refused, or a node does not see it, the job
+        anyway: take it over from its holder (--take-over). If taking fails, or a node does not see the lock, the job
         ends with one line.
         """
         problem = None
@@ -60,7 +60,7 @@ class RunLock:
                 self._heartbeat = Repeating(self._beat, BEAT_S, "run lock")
         except UserError as error:
             problem = error
-        barrier(self._world.comm)  # leaves the cores to others while rank 0 watches another holder
+        barrier(self._world.comm)  # sleeps while rank 0 watches another holder
         with self._world.together(UserError):
             if problem:
                 raise problem
@@ -69,11 +69,11 @@ class RunLock:
             self._check_all_nodes_see_it(folder)
 
     def check(self) -> None:
-        """End the job if the lock is lost. Rank 0 calls this before it writes what a later start would read."""
+        """End the job if the lock is lost. Rank 0 calls this before it writes anything that a later start reads."""
         file = self._file
         if file is None or file.is_own():
             return
-        self._ending.acquire()  # for ever: the first thread ends the job, others wait for that
+        self._ending.acquire()  # never released: the first thread ends the job, others wait for that
         what = "it is gone, somebody removed it or the run folder"
         with suppress(UserError):
             if seen := look(file.path):
@@ -87,7 +87,7 @@ class RunLock:
         self.check()
 
     def _check_all_nodes_see_it(self, folder: Path) -> None:
-        """End the job if a node does not see the lock: its part of each checkpoint would stay on a disk of its own."""
+        """End the job if a node does not see the lock: its part of each checkpoint would stay on a local disk."""
         world = self._world
         sees = world.local_rank > 0 or _sees(folder, self.run)
         seen = gather_everywhere(world.comm, sees)[:, 0]
@@ -100,7 +100,7 @@ class RunLock:
 
 
 def _sees(folder: Path, number: str) -> bool:
-    """Return whether the lock with this number of a run shows up in the folder within SEEN_WITHIN_S."""
+    """Return whether a lock with this run number shows up in the folder within SEEN_WITHIN_S."""
     end = time.monotonic() + SEEN_WITHIN_S
     while True:
         with suppress(OSError, UserError):

@@ -16,21 +16,21 @@ from gpt2.formats import weights
 
 SAMPLE_BYTES = 4096
 SAMPLES = 512  # of all files together; takes a millisecond if they are in the page cache
-FEWEST_SAMPLES = 4  # of each of them
+FEWEST_SAMPLES = 4  # of each file
 NAMED_AT_MOST = 3
 
 
 def made_for_all(world: World, make: Callable[[Path], tuple], beside: Path) -> list[str]:
     """Let rank 0 make files where all ranks see them, and return their paths. Collective.
 
-    make(folder=..., remark=...) makes them. remark(line) tells the user something, only once even if the files are made
-    twice. The files go into the user's cache folder, which all runs share. If that has no room, or other nodes do not
-    see it, they go into `beside`. The job ends if make raises UserError there.
+    make(folder=..., remark=...) makes them. remark(line) prints a line, only once even if the files are made twice. The
+    files go into the user's cache folder, which all runs share. If that has no room, or other nodes do not see it, they
+    go into `beside`. The job ends if make raises UserError there.
     """
     remark = functools.cache(partial(say, on_stderr=True))
     paths = None
     if world.rank == 0 and (cache := user_cache_folder()):
-        with suppress(UserError):  # a user's mistake comes up again below, a problem of the folder does not
+        with suppress(UserError):  # a user's mistake is raised again below, a folder's problem is not
             paths = [str(path) for path in make(folder=cache / "tokens", remark=remark)]
     paths = world.comm.bcast(paths)
     if paths and all(world.comm.allgather(all(map(os.path.exists, paths)))):
@@ -42,7 +42,7 @@ def made_for_all(world: World, make: Callable[[Path], tuple], beside: Path) -> l
 
 
 def found_for_all(world: World, path: Path) -> Path:
-    """Find the weights at `path`; in a run folder, the checkpoint that is the newest for rank 0. Collective.
+    """Find the weights at `path`; in a run folder, the newest checkpoint that rank 0 sees. Collective.
 
     A run that still trains writes more checkpoints, so ranks that search on their own might find different ones.
     """
@@ -81,14 +81,14 @@ def check_same_files(world: World, paths: list[Path]) -> None:
 
 
 def in_both(paths: list[Path], others: list[Path]) -> list[str]:
-    """Return those of `paths` whose content is also among `others`, under any name. OSError."""
+    """Return the `paths` whose content is also among `others`, under any name. Raise OSError."""
     found = fingerprints([*paths, *others])
     known = {tuple(content) for _, *content in found[len(paths) :]}
     return [path for path, *content in found[: len(paths)] if tuple(content) in known]
 
 
 def difference(found: list[tuple], expected: list[tuple]) -> str | None:
-    """Describe the first file that differs; None if none does. Both lists: (path, size, hash) of each file."""
+    """Describe the first file that differs, or return None. Both lists: (path, size, hash) of each file."""
     paths = {path for path, *_ in found}, {path for path, *_ in expected}
     for path in sorted(paths[0] ^ paths[1]):  # first, as the number of files decides how much of each is read
         return f"{path}: {'one file more' if path in paths[0] else 'not there'}"
@@ -101,7 +101,7 @@ def difference(found: list[tuple], expected: list[tuple]) -> str | None:
 
 
 def fingerprints(paths: list[Path]) -> list[tuple[str, int, str]]:
-    """Return (path, size in bytes, hash in hex) of each file. OSError.
+    """Return (path, size in bytes, hash in hex) of each file. Raise OSError.
 
     The hash covers blocks that are spread evenly over the file, including its first and last bytes. A single file of up
     to 2 MiB is read completely. In larger files, differences between the blocks are not seen.

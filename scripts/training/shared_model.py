@@ -1,4 +1,4 @@
-"""How a rank shares a model with others: its place in the mesh, its partners, and the synchronization with them.
+"""A rank's share of a model: its place in the mesh, its partners, and the synchronization with them.
 
 If each rank has a whole model, the mesh is the world, and there are no partners.
 """
@@ -26,7 +26,7 @@ REPLICATED_VECTORS = 6  # of a layer: both LayerNorms and two biases
 
 
 class GroupTracer:
-    """A tracer for a group of ranks, which translates roots to ranks of the job. job_ranks: the group's in the job."""
+    """A tracer for a group of ranks. It translates roots to ranks of the job. job_ranks: the group's job ranks."""
 
     def __init__(self, tracer, job_ranks: tuple[int, ...]):
         self._tracer = tracer
@@ -35,19 +35,19 @@ class GroupTracer:
         self.seconds = tracer.seconds
 
     def phase(self, name: str, bytes: int = 0, root: int | None = None):
-        """As Tracer.phase."""
+        """Trace like Tracer.phase."""
         return self._tracer.phase(name, bytes, None if root is None else self._job_ranks[root])
 
     def call(self, name: str, bytes: int, root: int):
-        """As Tracer.call."""
+        """Trace like Tracer.call."""
         return self._tracer.call(name, bytes, self._job_ranks[root])
 
 
 class SharedModel:
-    """A rank's place among those that share a model. Collective.
+    """A rank's place among the ranks that share a model. Collective.
 
-    mesh: see dist/mesh.py. whole, layout: of the whole model, and of this rank's model shard. stages: the stage of each
-    rank. parts, stage_links: the partners, after `meet_partners`. resources: closes what this opens.
+    mesh: see dist/mesh.py. whole, layout: the whole model's, and this rank's model shard's. stages: the stage of each
+    rank. parts, stage_links: the partners, after `meet_partners`. resources: closes them.
     """
 
     def __init__(self, cut: ModelCut, config: GPT2Config, world: World, resources):
@@ -69,11 +69,11 @@ class SharedModel:
         self.stage_links = NoStageLinks()
 
     def facts(self) -> dict:
-        """Return what checkpoints say about how ranks share a model."""
+        """Return the facts for checkpoints about how ranks share a model."""
         return mesh_facts(self.mesh, self.whole.config, self.cut.layers)
 
     def identity(self) -> dict:
-        """Return what a rank's traces say about its place; {} if it has a whole model."""
+        """Return the facts for a rank's traces about its place; {} if it has a whole model."""
         mesh = self.mesh
         if not shares_model(mesh):
             return {}
@@ -85,7 +85,7 @@ class SharedModel:
         return GroupTracer(tracer, self.mesh.data_world.job_ranks) if shares_model(self.mesh) else tracer
 
     def over_model(self, tracer) -> Callable[[float], float]:
-        """Return what sums squares over the shards of a model, with the same bits on all its ranks (see Clipping)."""
+        """Return a function that sums squares over the shards of a model, bitwise equal on its ranks (see Clipping)."""
         model_world = self.mesh.model_world
 
         def total(squares: float) -> float:
@@ -95,7 +95,7 @@ class SharedModel:
         return total if model_world.size > 1 else float
 
     def meet_partners(self, backend, rows: int, tracer) -> None:
-        """Set up the exchange of activations, of so many rows, with the ranks of the same model. Collective."""
+        """Set up the exchange of activations, (rows, channels), with the ranks of the same model. Collective."""
         mesh = self.mesh
         C = self.whole.config.n_embd
         partners = Partners(backend, tracer.interruption, self._resources)
@@ -138,7 +138,7 @@ class SharedModel:
         return strategy, Worker(model, train, val, self.actions, *place, tracer, keeps, self.stage_links)
 
     def synchronizing(self, strategy, kernels, views: tuple[Parameters, Parameters]):
-        """Return the strategy as training calls it: with the synchronization of a model that several ranks share."""
+        """Wrap the strategy in a ModelSync if several ranks share the model."""
         if not shares_model(self.mesh):
             return strategy
         parts = self.parts if self.mesh.tensor > 1 else None

@@ -20,7 +20,7 @@ from dist.console import BY_CTRL_C
 
 NOTHING, CHECKPOINT, TIME_IS_UP, END, QUIT = range(5)  # ordered: of several requests the largest counts
 ASKS = {signal.SIGUSR1: CHECKPOINT, signal.SIGUSR2: END, signal.SIGTERM: END, signal.SIGINT: QUIT}
-INTERRUPTED = os.EX_TEMPFAIL  # 75, the exit code of a run that --resume can go on with
+INTERRUPTED = os.EX_TEMPFAIL  # 75, the exit code of a run that --resume can continue
 EXIT_CODES = {TIME_IS_UP: 0, END: INTERRUPTED, QUIT: BY_CTRL_C}
 ENDED_BY = {TIME_IS_UP: "--minutes", END: "a signal", QUIT: "a signal"}
 ONE_PRESS_S = 0.3  # a terminal and a launcher may both pass on the same Ctrl-C
@@ -28,7 +28,7 @@ WAITING = signal.SIGUSR1, signal.SIGUSR2
 
 
 def let_wait() -> None:
-    """Block the signals in WAITING until there are Signals; the kernel keeps them."""
+    """Block the signals in WAITING until Signals are made. The kernel keeps them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -36,8 +36,8 @@ def let_wait() -> None:
 class Signals:
     """Catches the signals of ASKS and turns them into requests.
 
-    end(text, exit code): ends the job and does not return. It is called on a request for the end before the first step,
-    and on a second Ctrl-C. clean_up: called before the end of a run without a step.
+    end(text, exit code): ends the job and does not return; called for a request to end before the first step, and for a
+    second Ctrl-C. clean_up: called before the end of a run without a step.
     """
 
     def __init__(self, end: Callable[[str, int], None], clean_up: Callable[[], None] = lambda: None):
@@ -58,9 +58,9 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITING)
 
     def close(self) -> None:
-        """Ignore the signals from here on.
+        """Ignore the signals from now on.
 
-        They must not get their default effect back: when the first rank ends with a code other than 0, `srun
+        Their default effect must not come back: when the first rank ends with a code other than 0, `srun
         --kill-on-bad-exit` sends SIGTERM to the others, and Python removes its handlers before MPI has ended.
         """
         signal.set_wakeup_fd(-1)
@@ -83,7 +83,7 @@ class Signals:
             self._pressed = now
 
     def has_sigterm(self) -> bool:
-        """Return whether SIGTERM has come. For a single thread, also while the main thread waits in MPI."""
+        """Return whether SIGTERM has come, even while the main thread waits in MPI. Only one thread may call this."""
         with suppress(BlockingIOError):
             while numbers := os.read(self._numbers, 64):
                 self._has_sigterm |= signal.SIGTERM in numbers
@@ -101,8 +101,8 @@ class Signals:
 class Clock:
     """Requests a checkpoint every `checkpoint_minutes`, and the end after `minutes`; 0: never.
 
-    Only rank 0 has such a clock, so all ranks do the same at the same step. Minutes count from its construction, before
-    a text is tokenized and a strategy chosen. These may take long, and a run must keep its time limit.
+    Only rank 0 has a clock, so all ranks act at the same step. Minutes count from its construction, before a text is
+    tokenized and a strategy chosen. These may take long, and a run must keep its time limit.
     """
 
     def __init__(self, checkpoint_minutes: float, minutes: float):
@@ -121,5 +121,5 @@ class Clock:
         return NOTHING
 
     def left_s(self) -> float | None:
-        """Return the seconds until it requests the end; None if it never does."""
+        """Return the seconds until the clock requests the end; None if it never does."""
         return max(0.0, self._begun + self._limit_s - time.monotonic()) if self._limit_s else None

@@ -1,4 +1,4 @@
-"""The state that a run starts from: random parameters, those of a file, or a whole checkpoint of the run."""
+"""The state that a run starts from: random parameters, parameters of a file, or a checkpoint of the run."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -22,10 +22,10 @@ from scripts.training.state import errors_name, is_errors_name, is_on_gpu, state
 def fill_parameters(
     parameters: Parameters, buffers, checkpoint: Checkpoint | None, init: str | Path, seed: int
 ) -> None:
-    """Fill the parameters, in host memory, from a checkpoint, from a file or a run (init), or at random.
+    """Fill the parameters in host memory: from a checkpoint, from init (a file or a run), or at random.
 
-    buffers: the strategy's. They process each range as soon as it is filled (buffers.filled). UserError: the file does
-    not fit, or is damaged.
+    buffers: the strategy's. They process each range as soon as it is filled (buffers.filled). Raise UserError if the
+    file does not fit or is damaged.
     """
     if not buffers.fills_parameters:
         pass  # the ranks of the node share parameters, and another rank fills them
@@ -40,7 +40,7 @@ def fill_parameters(
 def first_parameters(
     init: str, seed: int, seq_len: int, backend, layout, checkpoint: Checkpoint | None, world
 ) -> Parameters:
-    """Fill the parameters of backend, strategy and model, and return those in host memory. Collective.
+    """Fill the parameters of backend, strategy and model. Return the parameters in host memory. Collective.
 
     Rank 0 warns if sequences of seq_len tokens use positions that are untrained in the file of --init.
     """
@@ -59,10 +59,9 @@ def first_parameters(
 
 
 def find_checkpoint(world, folder: Path) -> Checkpoint | None:
-    """Return the newest checkpoint of a checkpoints folder, with every byte checked; None if there is none. Collective.
+    """Return the newest intact checkpoint of a checkpoints folder, every byte checked, or None. Collective.
 
-    Damaged checkpoints are named and skipped. If all are damaged, the job ends, as --resume must not silently begin
-    again.
+    Name damaged checkpoints and skip them. If all are damaged, end the job, as --resume must not silently begin again.
     """
     paths = world.comm.bcast(newest_first(folder) if world.rank == 0 else None)
     for path in paths:
@@ -84,7 +83,7 @@ def find_checkpoint(world, folder: Path) -> Checkpoint | None:
 
 
 def chosen_before(world, folder: Path) -> dict | None:
-    """Return what --strategy auto chose, by the newest checkpoint of this folder; None if it did not. Collective.
+    """Return the choice of --strategy auto in the newest checkpoint of this folder, or None. Collective.
 
     This is read before the run folder is locked. That is safe, as all checkpoints of a run hold the same choice.
     """
@@ -98,10 +97,10 @@ def chosen_before(world, folder: Path) -> dict | None:
 
 
 def find_and_check(world, out: Path, facts: dict, typed, steps: int) -> Checkpoint | None:
-    """Return the newest checkpoint of a run folder; rank 0 prints where the run goes on. Collective.
+    """Return the newest checkpoint of a run folder. Rank 0 prints the step from which the run resumes. Collective.
 
-    facts: the identity of the run (Plan.identity). typed: the names of the flags on its command line. steps: how many
-    it is to have. Ends the job with one line if the checkpoint belongs to another run.
+    facts: the identity of the run (Plan.identity). typed: the names of the flags on its command line. steps: of the
+    whole run. End the job with one line if the checkpoint belongs to another run.
     """
     checkpoint = find_checkpoint(world, out / "checkpoints")
     changes = ""
@@ -122,7 +121,7 @@ def find_and_check(world, out: Path, facts: dict, typed, steps: int) -> Checkpoi
 
 
 def check_same_run(checkpoint: Checkpoint, facts: dict) -> None:
-    """UserError if a checkpoint belongs to another run than the one with these facts."""
+    """Raise UserError if a checkpoint belongs to another run than the one with these facts."""
     flags = {
         "model": "--model, or what shapes it",
         "global_batch": "--batch-size times --grad-accum times the ranks, or times the replicas if ranks share a model",
@@ -145,9 +144,9 @@ def exchanges_alike(checkpoint: Checkpoint, facts: dict) -> bool:
 
 
 def restore(checkpoint: Checkpoint, strategy, layout, facts: dict, world, mesh=None) -> None:
-    """Fill the optimizer state of what the strategy updates. The parameters are filled already. Collective.
+    """Restore the optimizer state of this rank's part. The parameters are filled already. Collective.
 
-    layout: of what this rank holds. facts: the identity of the run (Plan.identity). mesh: see state.py.
+    layout: of this rank's model shard. facts: the identity of the run (Plan.identity). mesh: see state.py.
     """
     with world.together(UserError):
         for array, start, values in state_arrays(strategy):

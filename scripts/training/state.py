@@ -1,4 +1,4 @@
-"""The names that a checkpoint gives to what a rank updates. checkpointing.py writes it, start.py restores it.
+"""The names of a rank's arrays in a checkpoint. checkpointing.py writes the arrays, start.py restores them.
 
 mesh: a dist.mesh.Mesh. It may be None, or have one shard and one stage, if each rank holds the whole model.
 """
@@ -26,7 +26,7 @@ def on_host(array):
 
 
 def errors_name(rank: int, mesh=None) -> str:
-    """Return the name of a rank's error feedback in a checkpoint. Each rank has its own, like its gradients."""
+    """Return the name of a rank's error feedback in a checkpoint. Each rank has different errors."""
     return f"{prefix_of(mesh)}errors_{rank}"
 
 

@@ -14,8 +14,8 @@ MEMORY_GROWTH = 1.01  # smaller growth is not logged
 
 
 class StepRecords:
-    """Makes the records of log.jsonl. tokens: of a step, by all workers. peak: a PeakRate. stages: the pipeline
-    stage of each rank; all 0 without a pipeline.
+    """Makes the records of log.jsonl. tokens: of all workers in a step. peak: a PeakRate. stages: the pipeline stage of
+    each rank; all 0 without a pipeline.
     """
 
     def __init__(self, tokens: int, flops_per_token: float, peak, stages: list[int]):
@@ -27,7 +27,7 @@ class StepRecords:
         self._noted = {}
 
     def of_step(self, step: int, reports: RankReports, norm, lr: float, step_s: float, skipped: bool) -> dict:
-        """Return the record. norm: of the gradients, before clipping, or None. skipped: whether nothing was updated."""
+        """Return the step's record. norm: of the gradients before clipping, or None. skipped: nothing was updated."""
         record = {
             "step": step,
             "loss": reports.loss,
@@ -54,10 +54,10 @@ class StepRecords:
 
 
 def exposed_exchange_s(reports: RankReports, step_s: float) -> float:
-    """Return the seconds of exchange that nothing hid, the mean over the workers; at most step_s, rank 0's step.
+    """Return the seconds of exposed exchange, the mean over the workers; at most step_s, rank 0's step.
 
-    A worker may begin the step before rank 0, which still prints or writes its log, and wait for it in an exchange.
-    These seconds lie between rank 0's steps, so they do not count.
+    A worker may begin the step while rank 0 still prints or writes its log, and wait for it in an exchange. These
+    seconds lie between rank 0's steps, so they do not count.
     """
     exchange = np.array(reports.exchange_s)
     step = np.array(reports.step_s)
@@ -67,10 +67,10 @@ def exposed_exchange_s(reports: RankReports, step_s: float) -> float:
 
 
 def slowest(compute_s, stages: list[int]) -> dict[str, float]:
-    """Return {"slowest_rank", "slowest_excess"}: the rank that exceeds the others of its stage by the largest fraction.
+    """Return {"slowest_rank", "slowest_excess"}: the rank that computes longest relative to others of its stage.
 
     The excess is relative to the median of the stage's other ranks, as stages differ by design. {} if no stage has two
-    ranks that compute. compute_s: seconds of each rank's gradients, nan if it computes nothing. stages: of each rank.
+    computing ranks. compute_s: seconds of each rank's gradients, nan if it computes nothing. stages: of each rank.
     """
     seconds = np.asarray(compute_s)
     found = {}
@@ -90,10 +90,10 @@ class ProgressLines:
     """Rank 0 prints a line every `every` steps; None: a line a step, but at most one a second.
 
     The first step, the last step and validated steps always get a line. A line names a rank that was clearly slower
-    than the others since the line before.
+    than the others since the last line.
 
-    places: World's. stages: see `slowest`. job_end: when the job reaches its time limit, in seconds since 1970; None if
-    unknown. left_s(): seconds until --minutes end the run; None without a limit.
+    places: World.places. stages: see `slowest`. job_end: when the job reaches its time limit, in seconds since 1970;
+    None if unknown. left_s(): seconds until --minutes end the run; None without a limit.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class ProgressLines:
 
 
 class Pace:
-    """Estimates how long the remaining steps take, and whether they end before the job's time limit.
+    """Estimates the time of the remaining steps, and whether they end before the job's time limit.
 
     last_step, job_end, left_s: see ProgressLines.
     """

@@ -3,8 +3,8 @@
 MFU is the fraction of the peak rate of all ranks that the model's own operations reach (gpt2/config.py). A rank's peak
 is --peak-tflops if given. A GPU's peak is its datasheet's rate for dense bfloat16, even if the model is float32. The
 peak of CPU cores is measured when a run starts: the rate of matrix products like those of a step, one per thread. All
-ranks measure at the same time, as they share clock, caches and cores in a step. Other load on the machine lowers a
-measured rate, so the best of several periods counts.
+ranks measure at the same time, as they share clock, caches and cores in a step. Other load lowers a measured rate, so
+the best of several periods counts.
 """
 
 import math
@@ -37,11 +37,11 @@ class PeakRate:
 
     @property
     def flops(self) -> float | None:
-        """Operations per second of all ranks that compute."""
+        """Operations per second of all computing ranks."""
         return None if self.tflops is None else 1e12 * sum(filter(None, self.tflops))
 
     def mfu(self, model_flops: float, fastest: float = 0.0) -> dict[str, float | bool]:
-        """Return {"mfu"} for that many model FLOPs per second, at most 1; {} if the peak is unknown.
+        """Return {"mfu"} for a rate in model FLOPs per second, at most 1; {} if the peak is unknown.
 
         fastest: the highest rate so far. If it exceeds the peak, it replaces the peak, and the result also has
         "peak_underestimated".
@@ -61,10 +61,10 @@ class PeakRate:
 
 
 def find_peak(world, computes: list[bool], told: float | None, cores, gpus: list[dict] | None) -> PeakRate:
-    """Return the peak of a run, the same on all ranks. Collective.
+    """Find the peak rate of a run, the same on all ranks. Collective.
 
-    computes: for each rank, whether it computes gradients. told: --peak-tflops. gpus: for each rank {"name", "id"} of
-    its GPU; None if the ranks compute on `cores` (gpt2.kernels.numpy.Cores).
+    computes: for each rank, whether it computes gradients. told: --peak-tflops. gpus: each rank's {"name", "id"}; None
+    if the ranks compute on `cores` (gpt2.kernels.numpy.Cores).
     """
     if told is not None:
         return PeakRate([told if computing else None for computing in computes], "--peak-tflops")
@@ -76,8 +76,8 @@ def find_peak(world, computes: list[bool], told: float | None, cores, gpus: list
 def measured_peak(world, computes: list[bool], cores) -> PeakRate:
     """Measure the peak of the ranks' cores (gpt2.kernels.numpy.Cores). Collective.
 
-    The best period counts for all ranks together. Each rank's part of it is its part of all periods: ranks that share a
-    core take turns, so in a single period one of them may have the core to itself.
+    The best period counts for all ranks together. A rank's part of that rate is its part of all periods: ranks that
+    share a core take turns, so in a single period one of them may have the core to itself.
     """
     barrier(world.comm)
     own = product_rates(cores) / 1e12 if computes[world.rank] else np.full(PERIODS, math.nan)
@@ -88,7 +88,7 @@ def measured_peak(world, computes: list[bool], cores) -> PeakRate:
 
 
 def datasheet_peak(gpus: list[dict], hosts: list[str], computes: list[bool]) -> PeakRate:
-    """Return the peak by datasheets. Ranks that share a GPU each get an equal part of its rate."""
+    """Return the peak by datasheets. Ranks that share a GPU divide its rate equally."""
     names = {gpu["name"] for gpu, computing in zip(gpus, computes, strict=True) if computing}
     if unknown := sorted(name for name in names if peak_tflops(name) is None):
         return PeakRate(None, f"the datasheet of {unknown[0]} is none of those known here")
@@ -132,6 +132,6 @@ def product_rates(cores) -> np.ndarray:
 
 
 def _factors(random, dtype, rows: int, inputs: int, outputs: int) -> tuple:
-    """Return a, b of that dtype, and an array for a @ b."""
+    """Return a, b of this dtype, and an array for a @ b."""
     a, b = (random.standard_normal(shape, np.float32).astype(dtype) for shape in ((rows, inputs), (inputs, outputs)))
     return a, b, np.zeros((rows, outputs), np.float32)

@@ -1,4 +1,4 @@
-"""All parameters of a model on rank 0, range by range, from other ranks or from a GPU.
+"""Bring all parameters of a model to rank 0, range by range, from other ranks or from a GPU.
 
 If several ranks share a model, those of replica 0 send their boxes of each tensor to rank 0 (gpt2/model_shards.py).
 """
@@ -13,12 +13,12 @@ from scripts.training.state import shares_model
 
 
 class WholeModel:
-    """All parameters in host memory, though perhaps not all of them at once.
+    """All parameters in host memory, possibly one range at a time.
 
     held: the parameters of this rank. Under ZeRO-3 a rank gathers one range at a time, from a GPU it copies one range
-    at a time. before_use, fetch: the strategy's and the backend's (start, stop), which bring a range into `held`.
-    shared: whether several ranks share the model. parameters: the whole model's, which are `held` unless the model is
-    shared; then rank 0 has room for one range at a time. mesh: see state.py. The constructor is collective.
+    at a time. before_use, fetch: functions of (start, stop) of strategy and backend, which bring a range into `held`.
+    shared: whether several ranks share the model. parameters: of the whole model; `held` unless the model is shared,
+    then room on rank 0 for one range. mesh: see state.py. The constructor is collective.
     """
 
     def __init__(self, held: Parameters, before_use, fetch, mesh=None):
@@ -31,19 +31,19 @@ class WholeModel:
             self.parameters = self._copy.whole
 
     def bring_all(self) -> None:
-        """Bring all ranges to where the model computes with them. Collective."""
+        """Bring all ranges into the memory in which the model computes. Collective."""
         for start, stop in self.held.layout.ranges:
             self._before_use(start, stop)
 
     def held_ranges(self):
-        """Yield the ranges that this rank holds, each while its parameters are there. Collective."""
+        """Yield the ranges that this rank holds, each while its parameters are present. Collective."""
         for start, stop in self.held.layout.ranges:
             self._bring(start, stop)
             if start < stop:
                 yield start, stop
 
     def ranges(self):
-        """Yield the whole model's ranges, each while its parameters are there; only on rank 0 if ranks share the model.
+        """Yield the whole model's ranges while their parameters are present; if ranks share the model, only on rank 0.
 
         Collective: every rank iterates over all ranges.
         """
@@ -65,7 +65,7 @@ class WholeModel:
 
 
 def ranges_of_whole(layout: Layout) -> dict[int, tuple[int, int]]:
-    """Return the ranges of a model shard, by the numbers of the whole model's ranges that contain them."""
+    """Return {number of the whole model's range: the range of the model shard that it contains}."""
     first = 0 if layout.shard.is_first else 1 + layout.shard.first_layer  # the embeddings have number 0
     return dict(enumerate(layout.ranges, first))
 
@@ -76,7 +76,7 @@ class ShardGathering:
     def __init__(self, held: Parameters, mesh):
         self._held = held
         config = held.layout.config
-        self._comm = mesh.model_world.comm.Dup()  # no other messages are on it
+        self._comm = mesh.model_world.comm.Dup()  # for these messages alone
         places = self._comm.allgather((mesh.copy, mesh.stage, mesh.part, held.layout.shard))
         self._root = next(rank for rank, place in enumerate(places) if place[1:3] == (0, 0))
         self._layouts = [Layout(config, 1, shard) for *_, shard in places]
@@ -87,7 +87,7 @@ class ShardGathering:
             self.whole = Parameters(layout, Slots(layout.ranges))
 
     def gather(self, tensors: list[Tensor]) -> None:
-        """Send these tensors of the whole model to rank 0. This rank's shards of them must be there. Collective."""
+        """Gather these tensors of the whole model on rank 0. This rank's shards of them must be present. Collective."""
         if not self._takes_part:
             return
         for tensor in tensors:

@@ -1,4 +1,4 @@
-"""The computing of a rank in a step. A Worker computes gradients and losses; a Server computes nothing."""
+"""A rank's computing in a step. A Worker computes gradients and losses; a Server computes nothing."""
 
 import math
 from collections.abc import Callable
@@ -14,25 +14,25 @@ from traces.record.phases import EXCHANGE, PHASES, PIPELINE
 
 
 class NoStageLinks:
-    """The links of a model with one stage, which do nothing. See dist/stage_links.py for those between stages."""
+    """The links of a model with one stage, which do nothing. dist/stage_links.py has the links between stages."""
 
     def begin(self, forwards: int, backwards: int) -> None:
-        """Begin a step of so many microbatches."""
+        """Begin a step of so many forwards and backwards."""
 
     def finish(self) -> None:
         """Wait until everything has been sent."""
 
 
 class Worker:
-    """Worker number `worker` of `workers`. It takes a contiguous part of every global batch, in microbatches of B.
+    """Worker number `worker` of `workers`. It computes a contiguous part of every global batch, in microbatches of B.
 
     Step s = 1, 2, ... uses windows (s-1) G to s G - 1, where G is global_batch. So G alone decides which windows a step
-    uses, and with them the loss curve. The first microbatch writes the gradients and the others add to them. Without
-    keeps_gradients each microbatch writes, because the strategy takes its gradients away.
+    uses, and thus the loss curve. The first microbatch writes the gradients and the others add to them. Without
+    keeps_gradients each microbatch writes, because the strategy takes the gradients away.
 
-    actions: what the worker does in a step (gpt2/pipeline.py). stage_links: to neighbouring pipeline stages. The ranks
-    that share a model are one worker: each reads the worker's windows, and the first tensor-parallel rank of the last
-    stage counts the losses. If the model has a lookup, it learns which tokens this step and the next one look up.
+    actions: of the worker in a step (gpt2/pipeline.py). stage_links: to neighbouring pipeline stages. The ranks that
+    share a model are one worker: each reads the worker's windows, and the first tensor-parallel rank of the last stage
+    counts the losses. If the model has a lookup, it learns which tokens this step and the next one look up.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Worker:
             self.train.read(first + micro_step * self.model.batch_size, self.inputs[slot], self.targets[slot])
         if not shard.is_first:
             self.stage_links.receive(DOWN, self.model.inputs(slot))
-        with self.tracer.phase("forward"):  # it scales the gradients, and returns the plain sum
+        with self.tracer.phase("forward"):  # forward scales the gradients, and returns the plain sum
             loss = self.model.forward(self.inputs[slot], self.targets[slot], self.scale, slot) * self.scale
         if not shard.is_last:
             self.stage_links.send(DOWN, self.model.outputs)
@@ -114,19 +114,19 @@ class Worker:
         with self.tracer.phase("backward"):
             accumulates = micro_step > 0 and self.keeps_gradients
             final = gradients_final if is_final else no_hook
-            # The gradient of a tied head goes back once a step, however often the strategy takes gradients away.
+            # The gradient of a tied head is sent once a step, even if the strategy takes gradients in each microbatch.
             head = {} if shard.is_first else {"accumulate_head": micro_step > 0}
             self.model.backward(accumulates, final, slot, **head)
         if not shard.is_first:
             self.stage_links.send(UP, self.model.dresidual)
 
     def validation_loss(self, batches: int, after_batch: Callable[[], None] = lambda: None) -> tuple[float, int]:
-        """Return (sum of losses, tokens) of this worker's part of the first windows of the validation set; (0, 0) on
-        ranks that do not count losses.
+        """Return (sum of losses, tokens) of this worker's part of the first validation windows.
+        Ranks that do not count losses return (0, 0).
 
-        Each worker takes `batches` batches of B windows, or fewer at the end of the set; 0: all workers together take
-        the whole set. All workers compute the same number of batches, even if a last one is empty: gathering parameters
-        for a batch may need every rank. after_batch() is called after each batch.
+        Each worker takes `batches` batches of B windows, or fewer at the end of the set. 0: the workers divide the
+        whole set. All workers compute the same number of batches, even if a last one is empty: gathering parameters for
+        a batch may need every rank. after_batch() is called after each batch.
         """
         B, T = self.inputs.shape[1:]
         wanted = batches * B * self.workers or self.val.count
@@ -158,10 +158,10 @@ class Worker:
         return float(losses[:count].sum(dtype=np.float64))
 
     def seconds(self) -> tuple[float, float, float, float]:
-        """Return for this step: seconds of exposed exchange, of computing gradients, of all phases so far, and of
-        waiting for neighbouring stages.
+        """Return this step's seconds of exposed exchange, of computing gradients, of all phases so far,
+        and of waiting for neighbouring stages.
 
-        Waiting for data counts as computing, as it makes the rank slow for the others in the same way.
+        Waiting for data counts as computing, as it delays other ranks in the same way.
         """
         computing = "data", "forward", "backward"
         return tuple(self.tracer.seconds(*phases) for phases in (EXCHANGE, computing, PHASES, PIPELINE))

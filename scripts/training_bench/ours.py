@@ -1,4 +1,4 @@
-"""Our contenders of bench_training.py: a training like that of scripts/train.py, without log and checkpoints."""
+"""Our contenders of bench_training.py: a training like scripts/train.py, without log and checkpoints."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -26,7 +26,7 @@ def settings_of(name: str, training: list[str], steps: int, out: Path) -> Settin
 
 
 def train(world, name: str, training: list[str], steps: int, out: Path) -> Iterator[tuple[float, float]]:
-    """Train from the beginning; yield seconds and mean loss of each step. Collective.
+    """Train from the beginning. Yield seconds and mean loss of each step. Collective.
 
     out: the folder for the run folder, which holds only its lock.
     """
@@ -41,7 +41,7 @@ def train(world, name: str, training: list[str], steps: int, out: Path) -> Itera
 
 
 def make_step(loop, step: int) -> tuple[float, float]:
-    """Make a step like the loop of scripts/train.py; return this rank's seconds from meeting to meeting, mean loss."""
+    """Make a step like scripts/train.py. Return this rank's seconds from meeting to meeting, and the mean loss."""
     tracer = loop.tracer
     strategy = loop.strategy
     with tracer.step(step):

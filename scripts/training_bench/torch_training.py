@@ -1,6 +1,6 @@
 """PyTorch's contenders of bench_training.py: our model, windows, clipping and AdamW, over gloo. torch is optional.
 
-The first parameters are ours. PyTorch decides what travels, and when: DistributedDataParallel all-reduces buckets
+The first parameters are ours. PyTorch chooses the messages and their times: DistributedDataParallel all-reduces buckets
 during backward, with its hooks in float16 or bfloat16; ZeroRedundancyOptimizer shards AdamW's state and broadcasts the
 updated parameters; fully_shard gathers a layer's parameters before they are used and reduce-scatters its gradients.
 Between GPUs PyTorch would use NCCL, which is not measured here.
@@ -109,7 +109,7 @@ def new_optimizer(name: str, model: nn.Module, s):
 def train(world, name: str, s, config: GPT2Config, windows, threads: int) -> Iterator[tuple[float, float]]:
     """Train from the beginning; yield seconds and mean loss of each step. Collective.
 
-    s: complete settings of train.py. windows: of the training data.
+    s: complete settings of train.py. windows: the training data's.
     """
     torch.set_num_threads(threads)
     model = FORMS[name](TorchModel(config, s.seed))

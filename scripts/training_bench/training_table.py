@@ -57,7 +57,7 @@ def losses_of(turns: list[list[tuple[float, float]]]) -> list[float]:
 
 
 def table(report: dict) -> str:
-    """Return a header, a line per contender, the least possible step, and why contenders are missing."""
+    """Return a header, a line per contender, the shortest possible step, and why contenders are missing."""
     contenders = report["contenders"]
     rows = [["", "step, s", "compute, s", "exchange exposed, s", "times as fast as DDP", "last loss", "losses differ"]]
     for name, one in contenders.items():

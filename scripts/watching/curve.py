@@ -16,7 +16,7 @@ LABEL = 8  # columns of the numbers beside a curve
 class Glyphs:
     """Characters to draw with.
 
-    full, empty: the parts of a bar. parts: of a stacked bar, for computing, moving data, waiting and the rest.
+    full, empty: the characters of a bar. parts: those of a stacked bar, for computing, moving data, waiting, the rest.
     has_dots: whether curves are drawn with braille dots, 2 by 4 in a character.
     """
 

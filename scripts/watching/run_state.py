@@ -1,6 +1,6 @@
-"""The current state of a run folder: whether the run is alive, how far it is, and the verdict on its last steps.
+"""The current state of a run folder: whether the run is alive, its progress, and the verdict on its last steps.
 
-All of it is read from files that the run writes. The lock tells whether the run is alive: rank 0 touches it every two
+Everything comes from files that the run writes. The lock tells whether the run is alive: rank 0 touches it every two
 seconds. Times come from the run's own records, so a copied folder shows the same. Only the time since the last step of
 a live run is the difference of two files' modification times, so the clocks of two machines are never compared. Reading
 a long run takes no longer than reading a short one: traces/read/tails.py reads only the ends of long files.
@@ -48,7 +48,7 @@ class RunState:
 
     log: rows by step, of a long log only some. elapsed_s: since this start of the run; until its last step if it is
     over. remaining_s: extrapolated from the steps so far. stall: a sentence, or "". measured, answer: the last traced
-    steps and what diagnose.py --json prints for them; if they are None, unmeasured says why.
+    steps and their diagnosis (diagnose.py --json); if they are None, unmeasured says why.
     """
 
     path: Path
@@ -64,7 +64,7 @@ class RunState:
 
     @property
     def steps(self) -> int | None:
-        """The number of steps of the whole run; None if the program does not tell."""
+        """The number of steps of the whole run; None if unknown."""
         return self.config.get("settings", {}).get("steps")
 
 
@@ -81,13 +81,13 @@ class Watcher:
         self._positions = Positions(path / "traces")
 
     def look(self) -> RunState:
-        """Return the current state. RunError: this is not a run folder, nor one that a run has just begun to fill."""
+        """Return the current state. Raise RunError if no run has written into this folder or begun to."""
         lives, lock = self._lives()
         config = {} if lives and not (self.path / "config.json").exists() else read_config(self.path)
         log = read_log(self.path, Gaps(allowed=True), most_bytes=LOG_BYTES)
         times = Times.of(self.path, config, log, lock if lives else None)
         stall = times.stall() if lives else ""
-        held_by = self._positions.look(config)  # every time, as it compares them
+        held_by = self._positions.look(config)  # at every look, as it compares successive positions
         if stall and held_by:
             stall = f"{held_by}; {stall}"
         if lives:
@@ -100,7 +100,7 @@ class Watcher:
         return RunState(self.path, config, log, word, elapsed_s, remaining_s, stall, *self._measure(config))
 
     def _lives(self) -> tuple[bool, Lock | None]:
-        """Return whether a job trains into the folder, and its lock."""
+        """Return (whether a job trains into the folder, its lock)."""
         try:
             lock = look(self.path / LOCK)
         except UserError as error:
@@ -113,7 +113,7 @@ class Watcher:
         self._lock = lock
         if is_running(lock) is False:
             return False, lock
-        # Seen to change, or, until it has been watched for long enough, recently changed by this machine's clock.
+        # The lock was seen to change or, until it has been watched long enough, is recent by this machine's clock.
         is_new = now - self._begun < OLD_S and time.time() - lock.touched_ns * 1e-9 < OLD_S
         return now - self._lock_moved_at < OLD_S or is_new, lock
 
@@ -132,21 +132,21 @@ class Watcher:
             (measured,) = measure_runs([run], own_schedule)
             self._measured = measured, answer_of(measured.diagnosis), ""
         except RunError:
-            # Its files are being made, or moved away because the run resumes.
+            # The run's files are being made, or moved away because the run resumes.
             self._measured = None, None, "no traced step is complete on all ranks yet"
         self._sizes = now
         return self._measured
 
 
 class Positions:
-    """Finds the rank that delays the others, from positions that the nodes write every few seconds (dist/watch)."""
+    """Finds the rank that delays the others, by the positions that nodes write every few seconds (dist/watch)."""
 
     def __init__(self, folder: Path):
         self._folder = folder
         self._observation = None
 
     def look(self, config: dict) -> str:
-        """Return "rank 3 on node3 has been in forward of step 57 for 40 s"; "" if there is no such rank, or not yet."""
+        """Return a text like "rank 3 on node3 has been in forward of step 57 for 40 s"; "" if no rank is stalled."""
         found = [read_positions(path) for path in sorted(self._folder.glob("node-*.live"))]
         places = config.get("ranks") or []
         seen = np.concatenate([np.empty(0, POSITION), *found])
@@ -177,7 +177,7 @@ class Times:
     made, left: steps of this start of the run; left is None if their number is unknown. step_s: the median of the last
     steps, if possible without the first ones, which compile. pace_s: seconds per step, including validations and
     checkpoints. logged_s: from the beginning of this start to its last line in the log. silent_s: since that line, for
-    a live run. waiting_s: since the beginning of a start that has made no step.
+    a live run. waiting_s: since the beginning, for a start that has made no step.
     """
 
     made: int
@@ -190,7 +190,7 @@ class Times:
 
     @classmethod
     def of(cls, path: Path, config: dict, log: list[dict], lock: Lock | None) -> "Times":
-        """Read the times of a run. lock: of a live run, else None."""
+        """Read the times of a run. lock: a live run's, else None."""
         last = config.get("settings", {}).get("steps")
         resumed = config.get("resumed_step") or 0
         step = log[-1]["step"] if log else 0
@@ -214,18 +214,18 @@ class Times:
             pace_s=pace_s,
             logged_s=logged_s,
             silent_s=max(0.0, beaten - logged) if beaten and logged else 0.0,
-            waiting_s=max(0.0, beaten - holder) if beaten and holder else None,  # two clocks, unless they are one
+            waiting_s=max(0.0, beaten - holder) if beaten and holder else None,  # the clocks may be of two machines
         )
 
     def elapsed_s(self) -> float | None:
         return self.waiting_s if self.logged_s is None else self.logged_s + self.silent_s
 
     def remaining_s(self) -> float | None:
-        """Return the time for the steps left, if validations and checkpoints come as often as so far."""
+        """Estimate the seconds of the remaining steps, with validations and checkpoints as often as so far."""
         return None if self.left is None or self.pace_s is None else self.left * self.pace_s
 
     def stall(self) -> str:
-        """Return "no step for 34 s, where one takes 0.41 s"; "" if the last step is recent."""
+        """Describe a stall, as in "no step for 34 s, where one takes 0.41 s"; "" if the last step is recent."""
         if not self.made or self.step_s is None or self.left == 0:
             return ""
         if self.silent_s < STALL_S + STALL_STEPS * self.step_s:
@@ -234,7 +234,7 @@ class Times:
 
 
 def rows_since(log: list[dict], config: dict) -> list[dict]:
-    """Return the rows that the start described by config.json has logged; earlier starts may have run elsewhere."""
+    """Return the log's rows of the start that config.json describes; earlier starts may have run elsewhere."""
     resumed = config.get("resumed_step") or 0
     return [row for row in log if row["step"] > resumed]
 

@@ -22,14 +22,14 @@ from traces.read.waits import STATES
 from traces.units import bytes_text, count_text, duration_text, mfu_text, seconds_text, short_ms
 from traces.verdict.summary import wait_table
 
-# Lines.
+# In lines.
 LEAST_CURVE = 4
 MOST_CURVE = 30
 MOST_VERDICT = 4
 MOST_STALL = 2
 BAR = 20  # columns of a bar beside numbers
 WIDE = 120  # columns from which ranks and ports stand beside each other
-GAP = 3  # columns between them
+GAP = 3  # columns between ranks and ports
 ALIKE = 0.1  # rates in and out that differ less are shown as one
 PARTS = ("computes", "moves", "waits", "other")
 STRONG = "bold"
@@ -45,7 +45,7 @@ class RankRow:
 
 
 def screen(state: RunState, columns: int, lines: int, glyphs: Glyphs) -> Group:
-    """Return what is printed: at most `lines` lines of at most `columns` characters."""
+    """Return the text of the screen: at most `lines` lines of at most `columns` characters."""
     head = [*_head(state, columns, glyphs), *_verdict(state, columns)]
     below = _below(state, columns, max(4, lines - len(head) - LEAST_CURVE - 2), glyphs)
     height = min(MOST_CURVE, max(LEAST_CURVE, lines - len(head) - len(below) - 2))
@@ -169,7 +169,7 @@ def rank_rows(state: RunState) -> list[RankRow]:
 
 
 def slowest_rank(rows: list[RankRow], state: RunState) -> tuple[int, float] | None:
-    """Return the rank that clearly computes longer than the others of its stage, and by what share; else None."""
+    """Return (rank, excess as a share) of a rank that clearly computes longer than others of its stage, or None."""
     compute = [row.parts[0] if row.parts[0] > 0 else np.nan for row in rows]
     found = slowest(compute, [stage for (stage,) in state.measured.run.places_in("stage")])
     if not found or found["slowest_excess"] < STANDS_OUT:

@@ -1,6 +1,6 @@
 """Parts of make_docs.py: verdicts on runs with known faults, outcomes of failures, pictures of healthy and sick runs.
 
-The suites write a row for each run: what was done to it, and the outcome.
+The suites write a row for each run: its fault, and the outcome.
 """
 
 from functools import cache
@@ -25,7 +25,7 @@ COLOURS = 48  # in a picture
 
 
 def faults(part: Part, folder: Path) -> str:
-    """Return a row per case: what was done, how many verdicts are right, the first verdict."""
+    """Return a row per case: the fault, the number of right verdicts, the first verdict."""
     found = run_suite("fault_suite.py", folder, folder / "faults.json", "--cases", part.cases)
     groups = [list(group) for _, group in groupby(found["rows"], lambda row: row["case"])]
     rows = [{"says": rows[0]["says"], "kind": rows[0]["kind"], "verdict": rows[0]["verdict"].partition("; ")[0],
@@ -110,7 +110,7 @@ def failures_block(found: dict, hidden: list[str]) -> str:
 
 
 def short(launcher: str) -> str:
-    """Return the launcher's name, for srun without the MPI that its plugin implies."""
+    """Return the launcher's name; srun's without the MPI library that its plugin implies."""
     return launcher if launcher.startswith("mpirun") else launcher.partition(" (")[0]
 
 

@@ -26,7 +26,7 @@ def draw(reports: list[dict]) -> Figure:
 
 
 def speeds(report: dict) -> dict[str, float]:
-    """Return the thousand tokens/s of each contender that was measured."""
+    """Return each measured contender's speed in thousand tokens/s."""
     measured = {name: one for name, one in report["contenders"].items() if "error" not in one}
     return {name: measured[name]["tokens_per_s"] / 1e3 for name in NAMES if name in measured}
 
@@ -38,7 +38,7 @@ def title(reports: list[dict]) -> str:
 
 
 def ratio_text(reports: list[dict], other: str) -> str:
-    """Return the range of our tokens/s over the other's, like "1.01 to 1.03 times"."""
+    """Return the range of the ratio between our tokens/s and another contender's, like "1.01 to 1.03 times"."""
     ratios = sorted(speeds(report)["ours"] / speeds(report)[other] for report in reports)
     return " to ".join(dict.fromkeys((f"{ratios[0]:.2f}", f"{ratios[-1]:.2f}"))) + " times"
 

@@ -23,7 +23,7 @@ def first_run(part: Part, folder: Path) -> dict[str, str]:
 
 
 def step(part: Part, folder: Path) -> str:
-    """Return the table of one step on one rank, beside PyTorch's."""
+    """Return the table of one step on one rank, compared with PyTorch."""
     file = folder / "step.json"
     flags = "--seq-len", part.length, "--dtype", part.dtype, "--vs", "torch", "--json", file
     table = fenced(output_of("bench_step.py", *flags).partition("\n\nthis project, where")[0])

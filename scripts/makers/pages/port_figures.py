@@ -48,7 +48,7 @@ def draw(part: Part, folder: Path, python: str) -> None:
 
 
 def watched(part: Part, folder: Path, python: str, name: str, seen: str) -> dict:
-    """Measure one exchange for ports_in_time.draw: `used` comes from the counters, times from the benchmark."""
+    """Measure one exchange for ports_in_time.draw: `used` from the counters, times from the benchmark."""
     file = folder / WATCHED
     flags = part.watched.split()
     with sampling() as samples:
@@ -76,7 +76,7 @@ def sampling():
 
 
 def sample(samples: list, done: Event) -> None:
-    """Read the ports of the cluster that a child of this process starts, until `done` is set."""
+    """Sample the ports of the cluster that a child of this process starts, until `done` is set."""
     head = None
     while not done.wait(EVERY_S):
         head = head or own_head()
@@ -99,7 +99,7 @@ def own_head() -> int | None:
 
 
 def port_bytes(text: str) -> np.ndarray:
-    """Return bytes (nodes, in/out) from /proc/net/dev on the switch: what it sends to a node goes into its port."""
+    """Return bytes (nodes, in/out) from /proc/net/dev on the switch, which sends what goes into a node's port."""
     found = {int(node): (int(sent), int(received)) for node, received, sent in COUNTERS.findall(text)}
     return np.array([found[node] for node in sorted(found)], float).reshape(-1, 2)
 
