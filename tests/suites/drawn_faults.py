@@ -102,7 +102,7 @@ class Drawn:
         return Case(
             "", kinds, self.node, self.rank, self.direction, f"{self.rate / 1e3:.0f}kbit", slow, fault,
             sum(self.placement), self.nodes, ("--burst", f"{self.burst:.0f}", *self._placement_flags()),
-            ("--strategy", self.strategy, *MODELS[self.model].flags),
+            train=("--strategy", self.strategy, *MODELS[self.model].flags),
         )  # fmt: skip
 
     def _placement_flags(self) -> tuple:

@@ -43,6 +43,7 @@ def drawn_as(kind, **more) -> Drawn:
 
 def test_a_cases_flags():
     case = drawn_as("slow-link", node=1, direction="in", slowdown=0.25).case()
+    assert (case.starts, case.train[0]) == (1, "--strategy")
     assert (case.slow, case.fault, case.ranks, case.nodes) == (("node1:in:25000kbit",), "nothing", 4, 3)
     assert case.cluster == ("--burst", "100000", "--first-node", 2)
     assert drawn_as("data", node=0, rank=1).case().fault == "starved-rank:1"
