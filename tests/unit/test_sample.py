@@ -155,6 +155,15 @@ def test_tokens_of_several_bytes(tokens, text):
     assert "".join(text_pieces(tokens, WORDS)) == text
 
 
+def test_a_prompt_of_documents_is_cut_where_it_is_asked_for():
+    """The prompt fits into the context if each <|endoftext|> is one token, and not as ordinary text."""
+    model = CachedGPT2(load_kernels("numpy", 1), new_parameters())
+    drawn = model, byte_encoding(), "<|endoftext|>" * 3, 1, Sampling(), 1
+    assert len(list(sample_text(*drawn, splits=True))) >= 1
+    with pytest.raises(UserError):
+        sample_text(*drawn)
+
+
 def test_what_a_text_begins_with():
     assert document_start(WORDS).tolist() == [9]
     assert document_start(byte_encoding()).tolist() == [10]
