@@ -133,7 +133,7 @@ def summary(rows: list[dict]) -> str:
     left = sum(len(row["left_over"]) for row in rows)
     wrong = sum(bool(row.get("wrong")) for row in rows)
     return (
-        f"Of {len(rows)} runs {same} ended with the losses of an undisturbed run, bit for bit, {skipped} with others, "
-        f"as a step was skipped, and {refused} were not taken up, as no checkpoint was good. Half-written files left "
-        f"after that: {left}. Not as they should be: {wrong}."
+        f"{len(rows)} runs: {same} reached the losses of an undisturbed run, bit for bit; {skipped} skipped a step, so "
+        f"their losses differ; {refused} could not be resumed, because no checkpoint was good. Half-written files left "
+        f"behind: {left}. Runs that did not end as expected: {wrong}."
     )
