@@ -60,28 +60,19 @@ def rival(text: str) -> tuple[str, Path | None]:
 
 def parse():
     parser = Parser(__doc__)
-    parser.add_argument("--backend", choices=("numpy", "cupy"), default="numpy", help="CPUs or a GPU (numpy)")
-    parser.add_argument(
-        "--model", type=preset_name, choices=PRESETS, default="gpt2-124M", help="shape of the model (gpt2-124M)"
-    )
-    parser.add_argument("--batch-size", type=int, default=4, help="B: sequences per step (4)")
-    parser.add_argument("--seq-len", type=int, default=256, help="T: tokens per sequence (256)")
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), help="number format (bfloat16 on a GPU, float32 on CPUs)"
-    )
-    parser.add_argument("--threads", type=int, help="threads of each contender on CPUs (all cores)")
-    parser.add_argument(
-        "--repeat", type=int, default=7, help="turns of each contender (7), of one step on CPUs and five on a GPU"
-    )
-    parser.add_argument(
-        "--vs", type=rival, action="append", default=[], metavar="torch|llmc=PATH",
-        help="also measure PyTorch, eager and compiled; with cupy also the train_gpt2cu of llm.c at PATH",
-    )  # fmt: skip
-    parser.add_argument(
-        "--peak-tflops", type=float, help="with cupy: 100%% in MFU (this GPU's datasheet, dense bfloat16)"
-    )
-    parser.add_argument("--json", type=Path, help="write all measurements to this file")
-    parser.add_argument("--contender", nargs=2, help=argparse.SUPPRESS)  # starts a contender's process: NAME SHAPE
+    add = parser.add_argument
+    add("--backend", choices=("numpy", "cupy"), default="numpy", help="CPUs or a GPU (numpy)")
+    add("--model", type=preset_name, choices=PRESETS, default="gpt2-124M", help="shape of the model (gpt2-124M)")
+    add("--batch-size", type=int, default=4, help="B: sequences per step (4)")
+    add("--seq-len", type=int, default=256, help="T: tokens per sequence (256)")
+    add("--dtype", choices=("float32", "bfloat16"), help="number format (bfloat16 on a GPU, float32 on CPUs)")
+    add("--threads", type=int, help="threads of each contender on CPUs (all cores)")
+    add("--repeat", type=int, default=7, help="turns of each contender (7), of one step on CPUs and five on a GPU")
+    rivals = "also measure PyTorch, eager and compiled; with cupy also the train_gpt2cu of llm.c at PATH"
+    add("--vs", type=rival, action="append", default=[], metavar="torch|llmc=PATH", help=rivals)
+    add("--peak-tflops", type=float, help="with cupy: 100%% in MFU (this GPU's datasheet, dense bfloat16)")
+    add("--json", type=Path, help="write all measurements to this file")
+    add("--contender", nargs=2, help=argparse.SUPPRESS)  # starts a contender's process: NAME SHAPE
     settings = parser.parse_args()
     settings.vs = dict(settings.vs)
     if settings.backend == "cupy":

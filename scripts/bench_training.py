@@ -16,12 +16,13 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 from dist.console import open_console
 from dist.wire import WIRE_BYTES
-from dist.world import start_world, threads_per_rank
+from dist.world import ClosedTogether, start_world, threads_per_rank
 from gpt2.errors import UserError
 from gpt2.files import place_of_file
 from gpt2.parameters import Layout
@@ -32,11 +33,21 @@ from scripts.cluster.program import split_command
 from scripts.exchange_bench.gloo import has_torch, start_gloo
 from scripts.settings.checks import complete
 from scripts.settings.derived import global_batch
-from scripts.settings.training import OneLineParser
+from scripts.settings.training import OneLineParser, Settings, parse_settings
 from scripts.settings.units import bytes_per_s, repetitions
+from scripts.training.assemble import assemble
 from scripts.training.plan import data_of
-from scripts.training_bench import ours
+from scripts.training.run_lock import RunLock
 from scripts.training_bench.training_table import median_s, summarize, table
+
+# Our contenders: flags of train.py after those of the user. The first exchanges nothing: its step is computing alone.
+OURS = {
+    "ours, no exchange": ["--strategy", "none", "--no-exchange"],
+    "ours": [],
+    "ours, bfloat16 wire": ["--wire", "bfloat16"],
+}
+# Switch off everything beside the steps. A peak that is given is not measured.
+STEPS_ALONE = ["--eval-every", "0", "--trace", "off", "--stall-after", "0", "--peak-tflops", "1"]
 
 
 def main():
@@ -72,7 +83,7 @@ def parser() -> OneLineParser:
 
 def bench(settings, training: list[str], world) -> dict:
     """Measure every contender in turns and return the report. Collective."""
-    reference = ours.settings_of("ours", training, settings.steps + 1, settings.out)
+    reference = settings_of("ours", training, settings.steps + 1, settings.out)
     with world.together(UserError):
         s, config = complete(reference, world.size)
     makers = contenders(settings, training, world, s, config)
@@ -93,7 +104,7 @@ def bench(settings, training: list[str], world) -> dict:
 
 def contenders(settings, training: list[str], world, s, config) -> dict:
     """Return {name: function that starts a turn}. A turn iterates over (seconds, loss) of its steps. Collective."""
-    makers = {name: partial(ours.train, world, name, training, s.steps, settings.out) for name in ours.FORMS}
+    makers = {name: partial(train, world, name, training, s.steps, settings.out) for name in OURS}
     if not has_torch():
         world.print("PyTorch is not installed (pip install torch), so ours is measured alone")
     else:
@@ -115,9 +126,42 @@ def check_names(names: list[str], makers: dict) -> None:
     if unknown := [name for name in names if name not in makers]:
         raise UserError(f"--contenders: no {unknown[0]!r}, expected all, or some of {'; '.join(makers)}")
     for name in names:
-        alone = next(iter(ours.FORMS)) if name.startswith("ours") else "PyTorch, no exchange"
+        alone = next(iter(OURS)) if name.startswith("ours") else "PyTorch, no exchange"
         if alone not in names:
             raise UserError(f"--contenders: {name!r} without {alone!r}, which measures computing alone: add it")
+
+
+def settings_of(name: str, training: list[str], steps: int, out: Path) -> Settings:
+    """Return the settings of a contender's training. training: flags of train.py."""
+    flags = [*STEPS_ALONE, *training, *OURS[name], "--steps", str(steps), "--out", str(out / name.replace(" ", "-"))]
+    return parse_settings("", flags)
+
+
+def train(world, name: str, training: list[str], steps: int, out: Path) -> Iterator[tuple[float, float]]:
+    """Train from the beginning. Yield seconds and mean loss of each step. Collective.
+
+    out: the folder for the run folder, which holds only its lock.
+    """
+    settings = settings_of(name, training, steps, out)
+    with RunLock(world) as lock, ClosedTogether() as resources:
+        loop = assemble(settings, world, lock, resources)
+        with closing(loop.tracer), loop.checkpoints:
+            for step in loop.steps:
+                yield make_step(loop, step)
+            for _ in loop.model.ranges():  # waits for parameters that are still being gathered
+                pass
+
+
+def make_step(loop, step: int) -> tuple[float, float]:
+    """Make a step like scripts/train.py. Return this rank's seconds from meeting to meeting, and the mean loss."""
+    tracer = loop.tracer
+    strategy = loop.strategy
+    with tracer.step(step):
+        loss_part = loop.worker.forward_backward(step, strategy.gradients_final)
+        norm = strategy.update(loop.learning_rate.at(step))
+        with tracer.phase("wait"):
+            reports = loop.meeting_point.meet(loss_part, None if strategy.clipping.skips else norm)
+    return tracer.seconds("step"), reports.loss
 
 
 def measure(world, makers: dict, turns: int) -> tuple[dict, dict]:

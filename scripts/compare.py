@@ -41,19 +41,18 @@ OPTIONS = {
 
 def main():
     parser = Parser(__doc__)
-    parser.add_argument("--ranks", type=int, default=4, help="ranks of each run (4)")
-    parser.add_argument(
-        "--strategies", default="reduce-bcast,sliced,reduce-scatter", help="strategies separated by commas, or all"
-    )
-    parser.add_argument("--out", type=Path, help="folder for runs and figures (runs/compare-TIME)")
-    parser.add_argument("training", nargs="*", default=DEFAULT_TRAINING, help="after --: flags of scripts/train.py")
-    rounds = f"trainings of each strategy ({ROUNDS}; 1 if flags follow --)"
-    parser.add_argument("--rounds", type=int, help=rounds)
+    add = parser.add_argument
+    add("--ranks", type=int, default=4, help="ranks of each run (4)")
+    add("--strategies", default="reduce-bcast,sliced,reduce-scatter", help="strategies separated by commas, or all")
+    add("--out", type=Path, help="folder for runs and figures (runs/compare-TIME)")
+    add("training", nargs="*", default=DEFAULT_TRAINING, help="after --: flags of scripts/train.py")
+    add("--rounds", type=int, help=f"trainings of each strategy ({ROUNDS}; 1 if flags follow --)")
     arguments = parser.parse_args()
     if arguments.rounds is not None and arguments.rounds < 1:
         parser.error(f"--rounds {arguments.rounds}: expected 1 or more")
+    arguments.names = list(STRATEGIES) if arguments.strategies == "all" else arguments.strategies.split(",")
     try:
-        for name in strategy_names(arguments.strategies):  # all of them before the first one is trained
+        for name in arguments.names:  # all of them before the first one is trained
             strategy_flags(name)
     except UserError as error:
         parser.error(str(error))
@@ -63,7 +62,7 @@ def main():
 def compare(arguments) -> int:
     """Train and draw; return the exit code of the last command."""
     out = arguments.out or Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
-    names = strategy_names(arguments.strategies)
+    names = arguments.names
     rounds = arguments.rounds or default_rounds(names, arguments.training)
     for round_number, name in in_turns(names, rounds):
         print(f"--- {name}{f', round {round_number} of {rounds}' if rounds > 1 else ''}", flush=True)
@@ -90,10 +89,6 @@ def in_turns(names: list[str], rounds: int) -> list[tuple[int, str]]:
 
 def run_folder(out: Path, name: str, round_number: int) -> Path:
     return out / (name.replace("/", "-") + (f"-round-{round_number}" if round_number > 1 else ""))
-
-
-def strategy_names(text: str) -> list[str]:
-    return list(STRATEGIES) if text == "all" else text.split(",")
 
 
 def strategy_flags(name: str) -> list[str]:

@@ -34,11 +34,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__)
-    parser.add_argument("run", metavar="RUN", type=Path, help="a run folder, written by train.py --out")
-    parser.add_argument("--json", action="store_true", help="print one object instead of text")
-    parser.add_argument(
-        "--start", type=int, metavar="K", help="which start of a resumed run, counted from 1; default: the last"
-    )
+    add = parser.add_argument
+    add("run", metavar="RUN", type=Path, help="a run folder, written by train.py --out")
+    add("--json", action="store_true", help="print one object instead of text")
+    add("--start", type=int, metavar="K", help="which start of a resumed run, counted from 1; default: the last")
     return parser.parse_args(arguments)
 
 

@@ -50,20 +50,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__)
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run folder, written by train.py --out")
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        type=Path,
-        help='folder for all output (RUN/plots and RUN/report.html; for several runs "plots" beside the first)',
-    )
-    parser.add_argument(
-        "--rounds", metavar="R", type=int, default=1,
-        help="the runs are R rounds of the same strategies, one round after another: show each strategy once, with "
-        "median and spread of its rounds (1)",
-    )  # fmt: skip
+    add = parser.add_argument
+    add("runs", metavar="RUN", nargs="+", type=Path, help="a run folder, written by train.py --out")
+    out = 'folder for all output (RUN/plots and RUN/report.html; for several runs "plots" beside the first)'
+    add("--out", metavar="DIR", type=Path, help=out)
+    rounds = "the runs are R rounds of the same strategies, one round after another: show each strategy once, with "
+    add("--rounds", metavar="R", type=int, default=1, help=f"{rounds}median and spread of its rounds (1)")
     which = "which start of a resumed run, counted from 1 (the last); drawn into RUN/plots/start-K, or --out"
-    parser.add_argument("--start", metavar="K", type=int, help=which)
+    add("--start", metavar="K", type=int, help=which)
     settings = parser.parse_args(arguments)
     if settings.rounds < 1:
         parser.error(f"--rounds {settings.rounds}: expected 1 or more")

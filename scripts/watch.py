@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the program. Return the exit status."""
     settings = parse(arguments)
     try:
-        return show_once(settings) if settings.once else show(settings)
+        return watch(settings)
     except (RunError, UserError) as error:
         print(f"watch.py: error: {error}", file=sys.stderr)
         return 2
@@ -57,32 +57,39 @@ def new_console():
     return Console(highlight=False, emoji=False, markup=False)
 
 
-def show_once(settings: argparse.Namespace) -> int:
-    """Print one screen. Return the exit status."""
+def watch(settings: argparse.Namespace) -> int:
+    """Show the run until it ends, or once, and leave the last screen. Return the exit status."""
     console = new_console()
-    from scripts.watching.run_state import Watcher
-
-    print_state(console, Watcher(settings.run).look())
-    return 0
-
-
-def show(settings: argparse.Namespace) -> int:
-    """Show the run until it ends, and leave the last screen. Return the exit status."""
-    console = new_console()
-    if not console.is_terminal:
+    if not settings.once and not console.is_terminal:
         raise UserError("standard output is no terminal, whose screen is to be filled: use --once")
-    from rich.live import Live
+    # Loading these takes a second, which --help and mistakes need not wait for.
+    from scripts.watching.curve import glyphs_for
+    from scripts.watching.run_state import FINISHED, Watcher
+    from scripts.watching.screen import screen
 
-    from scripts.watching.run_state import ENDED, FINISHED, Watcher
+    def drawn(state, lines: int):
+        return screen(state, console.width, lines, glyphs_for(console.encoding))
 
     watcher = Watcher(settings.run)
-    ended_at = None
     state = watcher.look()  # reports a mistake before the screen changes
+    if not settings.once:
+        state = follow(settings, watcher, state, console, drawn)
+    console.print(drawn(state, console.height - 1))  # leaves a line for the prompt
+    return 0 if settings.once or state.word == FINISHED else 1
+
+
+def follow(settings: argparse.Namespace, watcher, state, console, drawn):
+    """Show the run until it has ended for --patience seconds, or made all its steps. Return its last state."""
+    from rich.live import Live
+
+    from scripts.watching.run_state import ENDED, FINISHED
+
+    ended_at = None
+    took_s = 0.0
     with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
-        took_s = 0.0
         while state.word != FINISHED:
             begun = time.monotonic()
-            live.update(drawn(console, state), refresh=True)
+            live.update(drawn(state, console.height), refresh=True)
             ended_at = (ended_at or begun) if state.word == ENDED else None
             if ended_at is not None and begun - ended_at >= settings.patience:
                 break
@@ -90,21 +97,7 @@ def show(settings: argparse.Namespace) -> int:
             begun = time.monotonic()
             state = watcher.look()
             took_s = time.monotonic() - begun
-    print_state(console, state)
-    return 0 if state.word == FINISHED else 1
-
-
-def drawn(console, state, spare: int = 0):
-    """Return a screen that fills the console except for `spare` lines."""
-    from scripts.watching.curve import glyphs_for
-    from scripts.watching.screen import screen
-
-    return screen(state, console.width, console.height - spare, glyphs_for(console.encoding))
-
-
-def print_state(console, state) -> None:
-    """Print a screen permanently, and leave a line for the prompt."""
-    console.print(drawn(console, state, spare=1))
+    return state
 
 
 if __name__ == "__main__":

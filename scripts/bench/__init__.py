@@ -1,1 +1,1 @@
-"""The harness that all benchmarks share: turns, statistics, the JSON report and its tables."""
+"""The harness that all benchmarks share: turns, statistics, the JSON report."""

@@ -11,9 +11,7 @@ from functools import partial
 import numpy as np
 
 from dist.buffers import OwnBuffers
-from dist.host.exchange import FLOAT32
 from dist.mpi import MPI
-from dist.wire import WireFormat
 from dist.world import World
 from gpt2.errors import UserError
 from gpt2.optimizer import Clipping
@@ -29,17 +27,16 @@ JUNK = -1.0  # no sum has this value
 class Contender:
     """An exchange to be measured. Every rank calls prepare, exchange (timed), finish and is_correct; at the end close.
 
-    own_buffers: two vectors of this rank, (size,) each, which all contenders use in turn. wire_format: how vectors
-    travel, if the contender has a choice. family: "own" (strategies that send messages themselves), "strategy" (those
-    that call MPI's collectives), "mpi" or "torch". wire: the dtype that travels. whole: False for half of an exchange,
-    which leaves the sums on some ranks only.
+    own_buffers: two vectors of this rank, (size,) each, which all contenders use in turn. family: "own" (strategies
+    that send messages themselves), "strategy" (those that call MPI's collectives), "mpi" or "torch". wire: the dtype
+    that travels. whole: False for half of an exchange, which leaves the sums on some ranks only.
     """
 
     family = "mpi"
     wire = "float32"
     whole = True
 
-    def __init__(self, world: World, own_buffers: OwnBuffers, wire_format: WireFormat = FLOAT32):
+    def __init__(self, world: World, own_buffers: OwnBuffers):
         self.world = world
         self.buffers = own_buffers
         self.set_contributors([True] * world.size)
@@ -69,26 +66,24 @@ class Contender:
 
 
 class CopyingOptimizer:
-    """Copies the sums into the parameters in `finish`, in place of an update. It has no state."""
+    """Copies the sums into the parameters in place of an update: in `finish`, or in `update` if at_once.
 
-    def __init__(self):
+    Strategies that send the updated parameters need the copy at once.
+    """
+
+    def __init__(self, at_once: bool):
         self._copies = []
+        self._at_once = at_once
 
     def update(self, parameters, gradients, lr, gradient_scale) -> None:
         self._copies.append((parameters, gradients))
+        if self._at_once:
+            self.finish()
 
     def finish(self) -> None:
         for parameters, gradients in self._copies:
             parameters[:] = gradients
         self._copies.clear()
-
-
-class CopyingAtOnce(CopyingOptimizer):
-    """Copies already in `update`, for strategies that send the updated parameters."""
-
-    def update(self, *arguments) -> None:
-        super().update(*arguments)
-        self.finish()
 
 
 def copying_job(buffers, size: int, new_optimizer, **options) -> Job:
@@ -113,7 +108,7 @@ class StrategyContender(Contender):
         self.shares_memory = kind.traits.buffers is not OwnBuffers
         if self.shares_memory:  # separate ones, because shared buffers may count the exchanges so far
             self.buffers = kind.traits.buffers(world, self.size)
-        self.new_optimizer = CopyingOptimizer if kind.traits.shares_sums else CopyingAtOnce
+        self.at_once = not kind.traits.shares_sums
         self.operation = kind.traits.new_operation(wire_format)
         transport = kind.traits.in_host_memory(world, wire_format, self.operation.op)
         job = copying_job(self.buffers, self.size, self._add_optimizer, server=server, **transport)
@@ -121,7 +116,7 @@ class StrategyContender(Contender):
         self.set_contributors(world.comm.allgather(self.strategy.worker is not None))
 
     def _add_optimizer(self, start, stop):
-        self.optimizers.append(self.new_optimizer())
+        self.optimizers.append(CopyingOptimizer(self.at_once))
         return self.optimizers[-1]
 
     def exchange(self):
@@ -148,14 +143,8 @@ class DeviceContender(Contender):
         self.device = comm.device
         self.on_host = np.empty(len(own_buffers.gradients), np.float32)
         device_world = replace(world, comm=comm)
-        job = copying_job(
-            own_buffers,
-            len(self.on_host),
-            lambda start, stop: CopyingAtOnce(),
-            world=device_world,
-            new_exchange=new_exchange,
-        )
-        self.strategy = form(job)
+        options = {"world": device_world, "new_exchange": new_exchange}
+        self.strategy = form(copying_job(own_buffers, len(self.on_host), lambda *_: CopyingOptimizer(True), **options))
 
     def prepare(self):
         fill(self.on_host, self.values)
@@ -174,67 +163,55 @@ class DeviceContender(Contender):
         return is_filled(self.device.download(self.buffers.parameters), self.sums)
 
 
-class CollectiveContender(Contender):
-    """Calls of MPI's collectives, which sum the gradients of all ranks into the parameters."""
-
-    def __init__(self, world, own_buffers, wire_format=FLOAT32):
-        super().__init__(world, own_buffers)
-        self.comm = world.comm
-        self.is_root = world.rank == ROOT
-        self.gradients = own_buffers.gradients
-        self.parameters = own_buffers.parameters
-
-    def reduce(self):
-        self.comm.Reduce(self.gradients, self.parameters if self.is_root else None, root=ROOT)
-
-    def bcast(self):
-        self.comm.Bcast(self.parameters, root=ROOT)
+def reduce(comm, buffers) -> None:
+    comm.Reduce(buffers.gradients, buffers.parameters if comm.rank == ROOT else None, root=ROOT)
 
 
-class ReduceContender(CollectiveContender):
-    whole = False
-    exchange = CollectiveContender.reduce
-
-    def is_correct(self):
-        return super().is_correct() or not self.is_root
+def bcast(comm, buffers) -> None:
+    comm.Bcast(buffers.parameters, root=ROOT)
 
 
-class BcastContender(CollectiveContender):
-    whole = False
-    exchange = CollectiveContender.bcast
-
-    def prepare(self):
-        super().prepare()
-        if self.is_root:
-            fill(self.parameters, self.sums)
+def allreduce(comm, buffers) -> None:
+    comm.Allreduce(buffers.gradients, buffers.parameters)
 
 
-class ReduceBcastContender(CollectiveContender):
-    def exchange(self):
-        self.reduce()
-        self.bcast()
+def reduce_scatter(comm, buffers) -> None:
+    comm.Reduce_scatter_block(buffers.gradients, np.split(buffers.parameters, comm.size)[comm.rank])
 
 
-class ReduceScatterAllgatherContender(CollectiveContender):
-    def exchange(self):
-        block = len(self.parameters) // self.comm.size
-        own = self.parameters[self.comm.rank * block : (self.comm.rank + 1) * block]
-        self.comm.Reduce_scatter_block(self.gradients, own)
-        self.comm.Allgather(MPI.IN_PLACE, self.parameters)
-
-
-class AllreduceContender(CollectiveContender):
-    def exchange(self):
-        self.comm.Allreduce(self.gradients, self.parameters)
+def allgather(comm, buffers) -> None:
+    comm.Allgather(MPI.IN_PLACE, buffers.parameters)
 
 
 COLLECTIVES = {
-    "MPI_Reduce": ReduceContender,
-    "MPI_Bcast": BcastContender,
-    "MPI_Reduce+Bcast": ReduceBcastContender,
-    "MPI_Reduce_scatter_block+Allgather": ReduceScatterAllgatherContender,
-    "MPI_Allreduce": AllreduceContender,
+    "MPI_Reduce": (reduce,),
+    "MPI_Bcast": (bcast,),
+    "MPI_Reduce+Bcast": (reduce, bcast),
+    "MPI_Reduce_scatter_block+Allgather": (reduce_scatter, allgather),
+    "MPI_Allreduce": (allreduce,),
 }
+
+
+class CollectiveContender(Contender):
+    """Calls of MPI's collectives, which sum the gradients of all ranks into the parameters."""
+
+    def __init__(self, world, own_buffers, wire_format=None, calls=(allreduce,)):
+        super().__init__(world, own_buffers)
+        self.calls = calls
+        self.whole = calls not in ((reduce,), (bcast,))
+        self.is_root = world.rank == ROOT
+
+    def prepare(self):
+        super().prepare()
+        if self.calls == (bcast,) and self.is_root:
+            fill(self.buffers.parameters, self.sums)
+
+    def exchange(self):
+        for call in self.calls:
+            call(self.world.comm, self.buffers)
+
+    def is_correct(self):
+        return super().is_correct() or (self.calls == (reduce,) and not self.is_root)
 
 
 def strategy_makers(kind: type[Strategy]) -> dict:
@@ -257,7 +234,7 @@ def makers() -> dict:
     result = {}
     for kind in STRATEGIES.values():
         result |= strategy_makers(kind)
-    return result | COLLECTIVES
+    return result | {name: partial(CollectiveContender, calls=calls) for name, calls in COLLECTIVES.items()}
 
 
 def chosen_makers(text: str, ranks: int) -> dict:
@@ -285,5 +262,5 @@ def chosen_makers(text: str, ranks: int) -> dict:
 
 def _check_server(make, ranks: int) -> None:
     """Raise UserError if there are too few ranks for a strategy's server."""
-    if isinstance(make, partial):
+    if "kind" in make.keywords:
         check_server(make.keywords["kind"], make.keywords.get("server", "colocated"), ranks, no_exchange=False)

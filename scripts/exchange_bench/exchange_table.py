@@ -4,7 +4,7 @@ import statistics
 
 import numpy as np
 
-from scripts.bench.table import aligned
+from scripts.bench.report import aligned
 from scripts.bench.turns import spread
 from traces.units import count_text
 
@@ -49,12 +49,10 @@ def tables(report: dict, size: dict) -> str:
     parts = [head_lines(report, size), aligned(_rows(size, contenders))]
     if 1 < report["nodes"] <= MOST_NODES_SHOWN:
         parts.append("bytes in / out of each node's port, MB")
-        nodes = [f"node {node}" for node in range(report["nodes"])]
-        rows = [
-            [name, *(f"{way_in / 1e6:.2f} / {out / 1e6:.2f}" for way_in, out in one["node_bytes"])]
-            for name, one in contenders.items()
-        ]
-        parts.append(aligned([["", *nodes], *rows]))
+        rows = [["", *(f"node {node}" for node in range(report["nodes"]))]]
+        for name, one in contenders.items():
+            rows.append([name, *(f"{way_in / 1e6:.2f} / {out / 1e6:.2f}" for way_in, out in one["node_bytes"])])
+        parts.append(aligned(rows))
     if any(not one["whole"] for one in contenders.values()):
         parts.append("MPI_Reduce, MPI_Bcast alone: half of an exchange each.")
     return "\n\n".join(parts)
@@ -66,9 +64,8 @@ def head_lines(report: dict, size: dict) -> str:
     if size["bound_s"] is None:
         return f"{text}one node, so no network and no bound"
     link = report["link"]
-    source = (
-        "nominal" if link["nominal"] else "the slowest port as probed, both ways at once; give --link for the nominal"
-    )
+    probed = "the slowest port as probed, both ways at once; give --link for the nominal"
+    source = "nominal" if link["nominal"] else probed
     rate = f"{link['bytes_per_s'] * 8 / 1e6:,.0f} Mbit/s each way ({source})"
     return f"{text}bound {size['bound_s'] * 1e3:.1f} ms\nlink {rate}"
 

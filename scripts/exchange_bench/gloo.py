@@ -47,20 +47,16 @@ def start_gloo(world):
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else each rank warns of addresses without names
     from torch import distributed
 
-    store = _new_store(world, distributed.TCPStore, world.comm.bcast(address))
+    # Rank 0 serves the store through which the ranks find each other.
+    address = world.comm.bcast(address)
+    place = {"world_size": world.size, "timeout": TIME_LIMIT}
+    if world.rank == 0:
+        store = distributed.TCPStore(address, 0, is_master=True, wait_for_workers=False, **place)
+    port = world.comm.bcast(store.port if world.rank == 0 else None)
+    if world.rank > 0:
+        store = distributed.TCPStore(address, port, is_master=False, **place)
     distributed.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size, timeout=TIME_LIMIT)
     return distributed
-
-
-def _new_store(world, new_store, address: str):
-    """Return the store through which the ranks find each other. Rank 0 serves it at `address`."""
-    store = None
-    port = 0
-    if world.rank == 0:
-        store = new_store(address, 0, world.size, is_master=True, timeout=TIME_LIMIT, wait_for_workers=False)
-        port = store.port
-    port = world.comm.bcast(port)
-    return store or new_store(address, port, world.size, is_master=False, timeout=TIME_LIMIT)
 
 
 def has_torch() -> bool:

@@ -5,16 +5,8 @@ from html import escape
 from pathlib import Path
 
 from gpt2.files import replacing
-from scripts.reports.verdict import (
-    bubble_text,
-    efficiencies,
-    model_text,
-    not_predicted,
-    other_findings,
-    place_text,
-    step_text,
-)
-from traces.units import bytes_text, count_text, mfu_text, range_text, seconds_text, short_ms
+from scripts.reports.verdict import evidence_rows, place_text
+from traces.units import count_text, mfu_text, short_ms
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
@@ -30,7 +22,7 @@ figure { margin: 1rem 0 } figure img { max-width: 100%; max-height: 40rem } figc
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; margin: .6rem 0 }
 th, td { text-align: right; padding: .15rem .7rem; border-bottom: 1px solid #eee; vertical-align: top }
 th:first-child, td:first-child { text-align: left } th { color: #555; font-weight: 600 }
-.settings td { text-align: left; word-break: break-word }
+.settings td { text-align: left; word-break: break-word } .settings td:first-child { white-space: nowrap }
 @media print { body { max-width: none } h2 { break-after: avoid } figure { break-inside: avoid } }
 """
 # Captions, in the order of the report. They explain a picture; the verdict says what it means for the run.
@@ -62,8 +54,9 @@ def write_report(
     """
     title = f"{numbers['label']}, {count_text(numbers['ranks'], 'rank')} on {count_text(numbers['nodes'], 'node')}"
     title += f", {code}" if (code := _code(config)) else ""
-    parts = [_verdict(title, answer), _speed(numbers, config), _pictures(figures, first), _advice(answer)]
-    parts += [_times(answer["evidence"]), _ranks(answer["evidence"]), _nodes(answer["evidence"]), _settings(config)]
+    parts = [_verdict(title, answer), _speed(numbers, config), _pictures(figures, first)]
+    parts += [f"<h2>Evidence</h2>{_table([], evidence_rows(answer), 'settings')}"]
+    parts += [_ranks(answer["evidence"]), _settings(config)]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
     with replacing(path) as file:
         page = f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
@@ -75,7 +68,7 @@ def _verdict(title: str, answer: dict) -> str:
     sentence = answer["verdict"]
     thin = "".join(f"<li>{escape(text)}</li>" for text in answer["evidence"]["thin"])
     uncertain = f'<div class="uncertain">Less certain, because<ul>{thin}</ul></div>' if thin else ""
-    also = other_findings(answer["evidence"], 3)
+    also = [one["sentence"] for one in answer["evidence"]["also"][:3]]
     more = f'<p class="next">After that: {escape("; ".join(also))}.</p>' if also else ""
     return (
         f'<h1>{escape(title)}</h1><p class="verdict">{escape(sentence[:1].upper() + sentence[1:])}.</p>'
@@ -124,37 +117,6 @@ def _pictures(figures: dict[str, Path], first: tuple[str, ...]) -> str:
     return f"<h2>Pictures</h2>{''.join(shown)}"
 
 
-def _advice(answer: dict) -> str:
-    model, rows = answer["evidence"]["model"], []
-    head = "<h2>What other strategies would take</h2>"
-    if not answer["advice"]:
-        text = not_predicted(model)
-        return f"{head}<p>{escape(text[:1].upper() + text[1:])}.</p>"
-    for row in answer["advice"]:
-        rows.append([row["strategy"], step_text(row), f"{row['speedup']:.2g} times as fast", row["compared"]])
-    own_s, ends = model["measured_step_s"], range_text(model["measured_step_range_s"])
-    own = [f"{model['strategy']}, this run", f"{seconds_text(own_s)} ({ends})", "", "measured"]
-    note = f"<p>The run's own computing with the cost model's exchange. Model: {escape(model_text(model))}.</p>"
-    return f"{head}{note}{_table(['strategy', 'step', '', ''], [own, *rows])}"
-
-
-def _times(evidence: dict) -> str:
-    seconds = {
-        "step": evidence["step_s"],
-        "computing, on the rank that takes longest": evidence["compute_s"],
-        "exchanging": evidence["exchange_s"],
-    }
-    seconds |= {f"of that {name}": s for name, s in evidence["exchange_by_phase_s"].items()}
-    if evidence.get("hidden_exchange_s"):
-        seconds["exchange hidden behind computing"] = evidence["hidden_exchange_s"]
-    seconds |= {f"waiting of the mean rank, {name.replace('_', ' ')}": s for name, s in evidence["waiting_s"].items()}
-    rows = [[name, seconds_text(s)] for name, s in seconds.items()]
-    shares = [[name, f"{value:.1%}"] for name, value in efficiencies(evidence).items()]
-    bubble = f"<p>Of which {escape(bubble_text(evidence))}.</p>" if evidence["pipeline"] else ""
-    head = [f"median of {evidence['steps']} steps", ""]
-    return f"<h2>A step's time</h2>{_table(head, rows)}{_table(['POP efficiency', ''], shares)}{bubble}"
-
-
 def _ranks(evidence: dict) -> str:
     waited = evidence["waited_for_s"]
     rows = []
@@ -165,33 +127,9 @@ def _ranks(evidence: dict) -> str:
         cells = [rank, row["node"], short_ms(compute["median"] * 1e3), spread]
         cells += [short_ms(row["data_s"]["median"] * 1e3), short_ms(waited.get(str(row["rank"]), 0.0) * 1e3)]
         rows.append(cells)
-    head = [
-        "rank",
-        "node",
-        "forward + backward, ms",
-        "middle half of steps",
-        "data, ms",
-        "others together waited for it, ms",
-    ]
+    head = ["rank", "node", "forward + backward, ms", "middle half of steps", "data, ms"]
+    head += ["others together waited for it, ms"]
     return f"<h2>Ranks</h2>{_table(head, rows)}"
-
-
-def _nodes(evidence: dict) -> str:
-    """Return the table of nodes; empty for a run on one node, where no ports are measured."""
-    if not any(row.get("bytes_a_step") or row.get("link_bytes_per_s") for row in evidence["nodes"]):
-        return ""
-    rows = []
-    for row in evidence["nodes"]:
-        cells = [f"{row['node']} · {row['host']}"]
-        for way in ("in", "out"):
-            amounts, link, used = (row.get(name) for name in ("bytes_a_step", "link_bytes_per_s", "link_used"))
-            cells.append(bytes_text(amounts[way]) if amounts else "-")
-            cells.append(f"{bytes_text(link[way])}/s" if link else "-")
-            cells.append(f"{used[way]:.0%}" if used and used[way] is not None else "-")
-        rows.append(cells)
-    head = ["node", "in a step", "link in", "used", "out a step", "link out", "used"]
-    note = "Used: share of the link's rate in the exchange phase that carried most; a burst may be faster."
-    return f"<h2>Nodes</h2><p>{note}</p>{_table(head, rows)}"
 
 
 def _settings(config: dict) -> str:
@@ -201,12 +139,12 @@ def _settings(config: dict) -> str:
     facts |= {"peak": _peak(config), "code": _code(config)}
     facts |= config.get("versions") or {}
     rows = [[name, value] for name, value in facts.items() if value] + rows
-    return f"<h2>Settings</h2>{_table(['', ''], rows, 'settings')}"
+    return f"<h2>Settings</h2>{_table([], rows, 'settings')}"
 
 
-def _table(head: list, rows: list[list], kind: str = "") -> str:
+def _table(head: list, rows: list, kind: str = "") -> str:
     def line(cells, tag):
         return "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
 
-    top = line(head, "th") if any(head) else ""
+    top = line(head, "th") if head else ""
     return f'<table class="{kind}">{top}{"".join(line(row, "td") for row in rows)}</table>'

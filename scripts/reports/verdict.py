@@ -11,7 +11,7 @@ from traces.units import bytes_text, count_text, mfu_text, range_text, seconds_t
 from traces.verdict.diagnosis import Diagnosis, find_bottleneck
 
 STARTS_SHOWN = 10  # the last ones of a resumed run
-# Limits for reading traces of starts other than the diagnosed one.
+# Limits for reading traces of a running job, and of starts other than the diagnosed one.
 TRACE_BYTES = 256_000  # of a rank
 ALL_TRACES_BYTES = 16_000_000  # of all ranks and starts
 LEAST_BYTES = 32_000  # of a rank, even if that exceeds the limit for all
@@ -31,8 +31,7 @@ def diagnose(run: Run) -> dict:
 def judged(run: Run, own: int) -> dict[int, dict]:
     """Return {number: {"kind", "headline"}} of the shown starts that have traces, without the run's `own`."""
     shown = run.starts[-STARTS_SHOWN:]
-    shared = ALL_TRACES_BYTES // max(1, sum(one["ranks"] for one in shown))
-    most_bytes = max(LEAST_BYTES, min(TRACE_BYTES, shared))
+    most_bytes = most_bytes_of(sum(one["ranks"] for one in shown))
     found = {}
     for number in (one["start"] for one in shown if one["start"] != own):
         try:
@@ -41,6 +40,11 @@ def judged(run: Run, own: int) -> dict[int, dict]:
         except RunError:  # the traces are gone, or no step is complete on all ranks
             continue
     return found
+
+
+def most_bytes_of(ranks: int) -> int:
+    """Return how many bytes of each rank's trace are read, so that reading all of them takes a moment."""
+    return max(LEAST_BYTES, min(TRACE_BYTES, ALL_TRACES_BYTES // max(1, ranks)))
 
 
 def _in_short(diagnosis: Diagnosis) -> dict:
@@ -67,17 +71,20 @@ def answer_of(diagnosis: Diagnosis) -> dict:
 
 def as_text(answer: dict) -> str:
     """Return the text that scripts/diagnose.py prints. answer: from `diagnose`."""
+    rows = [f"{name:<11} {text}" for name, text in evidence_rows(answer)]
+    after = [f"after that: {one['sentence']}" for one in answer["evidence"]["also"][:2]]
+    return "\n".join([answer["verdict"], "", place_text(answer["bottleneck"]), "", *rows, *after])
+
+
+def evidence_rows(answer: dict) -> list[tuple[str, str]]:
+    """Return (name, text) of each line of evidence; the name is "" where a line continues the one above."""
     evidence = answer["evidence"]
     strategy = evidence["strategy"]
-    lines = [answer["verdict"], "", place_text(answer["bottleneck"]), ""]
-    lines += [f"strategy    {strategy['label']}{', which --strategy auto chose' if strategy['by_auto'] else ''}"]
-    lines += [f"{name:<11} {text}" for name, text in _step_rows(evidence).items()]
-    lines += _node_lines(evidence["nodes"])
-    lines += [f"{'' if number else 'starts':<11} {line}" for number, line in enumerate(_start_lines(evidence))]
-    lines += [f"{'' if number else 'others':<11} {line}" for number, line in enumerate(_other_lines(answer))]
-    lines += [f"model       {model_text(evidence['model'])}"] if answer["advice"] else []
-    lines += [f"after that: {sentence}" for sentence in other_findings(evidence, 2)]
-    return "\n".join(lines)
+    rows = [("strategy", f"{strategy['label']}{', which --strategy auto chose' if strategy['by_auto'] else ''}")]
+    rows += [*_step_rows(evidence).items(), *_node_rows(evidence["nodes"])]
+    for name, lines in (("starts", _start_lines(evidence)), ("others", _other_lines(answer))):
+        rows += [("" if number else name, line) for number, line in enumerate(lines)]
+    return rows + ([("model", model_text(evidence["model"]))] if answer["advice"] else [])
 
 
 def _start_lines(evidence: dict) -> list[str]:
@@ -102,23 +109,22 @@ def _other_lines(answer: dict) -> list[str]:
     """Return lines about other strategies, grouped by how they compare with the run."""
     lines = []
     for word in (FASTER, UNCLEAR, SLOWER):
-        rows = [f"{row['strategy']} {step_text(row)}" for row in answer["advice"] if row["compared"] == word]
+        rows = [
+            f"{row['strategy']} {seconds_text(row['predicted_step_s'])} ({range_text(row['range_s'])})"
+            for row in answer["advice"]
+            if row["compared"] == word
+        ]
         lines += [f"{word}: {', '.join(rows)}"] if rows else []
     return lines or [not_predicted(answer["evidence"]["model"])]
 
 
-def step_text(row: dict) -> str:
-    """Return a text like "244 ms (225 to 262 ms)" for a row of the advice."""
-    return f"{seconds_text(row['predicted_step_s'])} ({range_text(row['range_s'])})"
-
-
 def model_text(model: dict) -> str:
     """Say how the predictions for other strategies were calibrated."""
-    measured, modelled = (seconds_text(model[f"{name}_exchange_s"]) for name in ("measured", "predicted"))
     whose = "the exposed part of this run's exchange" if model["overlap"] else "this run's exchange"
-    return (
-        f"{whose}: {modelled} predicted, {measured} measured; all predictions are multiplied by {model['factor']:.2f}"
-    )
+    predicted = seconds_text(model["predicted_exchange_s"])
+    measured = seconds_text(model["measured_exchange_s"])
+    factor = f"all predictions are multiplied by {model['factor']:.2f}"
+    return f"{whose}: {predicted} predicted, {measured} measured; {factor}"
 
 
 def not_predicted(model: dict) -> str:
@@ -128,7 +134,8 @@ def not_predicted(model: dict) -> str:
     if model["predicted_step_s"] is None:
         own = f"its own step is not predicted: {model['own_unknown']}"
     else:
-        predicted_s, measured_s = model["predicted_step_s"], model["measured_step_s"]
+        predicted_s = model["predicted_step_s"]
+        measured_s = model["measured_step_s"]
         own = f"from its stages' computing, its own step is predicted to take {seconds_text(predicted_s)}, "
         own += f"off by {predicted_s / measured_s - 1:+.1%}"
     return f"not predicted: {model['reason']}; {own}"
@@ -145,19 +152,10 @@ def place_text(bottleneck: dict) -> str:
     return f"{share}; {', '.join(where)}" if where else share
 
 
-def other_findings(evidence: dict, most: int) -> list[str]:
-    """Return the sentences of the most important findings after the verdict."""
-    return [one["sentence"] for one in evidence["also"][:most]]
-
-
-def efficiencies(evidence: dict) -> dict[str, float]:
-    """Return POP's efficiencies by name."""
-    return {name.replace("_", " "): value for name, value in evidence["efficiency"].items() if name != "lost"}
-
-
 def _step_rows(evidence: dict) -> dict[str, str]:
     exchange = ", ".join(f"{name} {seconds_text(s)}" for name, s in evidence["exchange_by_phase_s"].items())
     waits = ", ".join(f"{name.replace('_', ' ')} {seconds_text(s)}" for name, s in evidence["waiting_s"].items())
+    efficiencies = [f"{name.replace('_', ' ')} {s:.2f}" for name, s in evidence["efficiency"].items() if name != "lost"]
     step = f"{seconds_text(evidence['step_s'])}, median of {evidence['steps']}: computing "
     step += f"{seconds_text(evidence['compute_s'])}, exchanging {seconds_text(evidence['exchange_s'])}"
     # The log may lack these rates.
@@ -166,13 +164,13 @@ def _step_rows(evidence: dict) -> dict[str, str]:
     return {
         "step": step,
         "exchange": exchange or "none",
-        "efficiency": ", ".join(f"{name} {value:.2f}" for name, value in efficiencies(evidence).items()),
-        **({"of which": bubble_text(evidence)} if evidence["pipeline"] else {}),
+        "efficiency": ", ".join(efficiencies),
+        **({"of which": _bubble_text(evidence)} if evidence["pipeline"] else {}),
         "waiting": f"{waits or 'none'}, mean over ranks",
     }
 
 
-def bubble_text(evidence: dict) -> str:
+def _bubble_text(evidence: dict) -> str:
     """Describe how long stages wait for each other, and why: a part of the lost efficiency."""
     pipeline = evidence["pipeline"]
     step_s = evidence["step_s"]
@@ -185,15 +183,15 @@ def bubble_text(evidence: dict) -> str:
     return text + "if messages take no time"
 
 
-def _node_lines(nodes: list[dict]) -> list[str]:
-    lines = []
+def _node_rows(nodes: list[dict]) -> list[tuple[str, str]]:
+    rows = []
     for row in nodes:
         amounts = row.get("bytes_a_step")
         link = row.get("link_bytes_per_s")
         if amounts or link:
             cells = [f"{way} {_amount(amounts, way)} a step, link {_amount(link, way)}/s" for way in ("in", "out")]
-            lines.append(f"{row['host']:<11} {'; '.join(cells)}")
-    return lines
+            rows.append((row["host"], "; ".join(cells)))
+    return rows
 
 
 def _amount(amounts: dict | None, way: str) -> str:

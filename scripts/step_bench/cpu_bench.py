@@ -9,7 +9,6 @@ from contextlib import ExitStack, closing
 
 from gpt2.config import PRESETS
 from scripts.bench.report import ReportFile
-from scripts.bench.table import FixedTable
 from scripts.bench.turns import in_turns
 from scripts.machine.blas import blas_text
 from scripts.machine.host import machine, versions
@@ -22,18 +21,7 @@ SHAPE = ("model", "batch_size", "seq_len", "threads", "dtype")
 CONTENDERS = {"ours": "this project", "floor": "matrix products alone"}
 FLOAT32 = {"ours-float32": "this project, float32"}  # if the others compute in bfloat16
 PEAK = "peak"  # a contender that only runs the instruction of our products
-TABLE = FixedTable(
-    24,
-    (
-        ("step, s", 9, lambda c: f"{c['step_s']:.3f}"),
-        ("min", 7, lambda c: f"{c['min_s']:.3f}"),
-        ("max", 7, lambda c: f"{c['max_s']:.3f}"),
-        ("tokens/s", 9, lambda c: f"{c['tokens_per_s']:.1f}"),
-        ("ours / it", 9, lambda c: f"{c['ours_over_this']:.3f}"),
-        ("peak / it", 9, lambda c: f"{c['peak_over_this']:.3f}"),
-        ("memory, GB", 11, lambda c: f"{c['peak_memory_bytes'] / 1e9:.2f}"),
-    ),
-)
+HEAD = f"{'':24}   step, s     min     max  tokens/s ours / it peak / it  memory, GB"
 
 
 def bench(settings, config) -> int:
@@ -99,9 +87,9 @@ def table(report: dict, names: dict[str, str]) -> str:
         f"{s['repeat']} steps in turn",
         blas_text(report["blas"]),
         "",
-        TABLE.head(),
+        HEAD,
     ]
-    lines += [TABLE.row(label, contenders[name]) for name, label in names.items()]
+    lines += [row(label, contenders[name]) for name, label in names.items()]
     lines += ["", peak_line(report, names)]
     for name in CONTENDERS:
         c = contenders[name]
@@ -111,6 +99,13 @@ def table(report: dict, names: dict[str, str]) -> str:
             for part, seconds in c["parts_s"].items()
         ]
     return "\n".join(lines)
+
+
+def row(label: str, c: dict) -> str:
+    """Return the line of a contender below HEAD."""
+    times = f"{c['step_s']:9.3f} {c['min_s']:7.3f} {c['max_s']:7.3f} {c['tokens_per_s']:9.1f}"
+    ratios = f"{c['ours_over_this']:9.3f} {c['peak_over_this']:9.3f}"
+    return f"{label:24} {times} {ratios} {c['peak_memory_bytes'] / 1e9:11.2f}"
 
 
 def peak_line(report: dict, names: dict[str, str]) -> str:

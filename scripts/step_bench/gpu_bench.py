@@ -14,7 +14,7 @@ from gpt2.config import flops_per_token
 from scripts.bench.report import ReportFile
 from scripts.machine.gpu import peak_tflops
 from scripts.machine.host import machine, versions
-from scripts.step_bench.gpu_table import TABLE, failure_line, header, kernel_table, notes
+from scripts.step_bench.gpu_table import failure_line, header, kernel_table, notes, row
 from scripts.step_bench.llmc import run_llmc
 from scripts.step_bench.process import (
     TORCH_CONTENDERS,
@@ -151,7 +151,7 @@ class GpuBench:
             "versions": last.get("versions", {}),
         }
         self.report["contenders"][name] = entry
-        print(TABLE.row(CONTENDERS[name], entry), flush=True)
+        print(row(CONTENDERS[name], entry), flush=True)
         self._write()
 
     def _mfu(self, flops: float) -> dict:

@@ -131,7 +131,8 @@ class KernelTimes:
             with self._between_events(*matmul_work(out, left, right, options)):
                 matmul(out, left, right, **options)
 
-        device.launch, device.matmul = timed_launch, timed_matmul
+        device.launch = timed_launch
+        device.matmul = timed_matmul
         device.cudnn_attention = None if cudnn is None else TimedAttention(cudnn, self._between_events)
         try:
             yield

@@ -1,6 +1,5 @@
 """Tables of bench_step.py --backend cupy: a line per contender, and our step's kernels beside their floors."""
 
-from scripts.bench.table import FixedTable
 from traces.units import mfu_text
 
 
@@ -10,30 +9,24 @@ def mfu_cell(entry: dict) -> str:
     return mfu_text(entry["mfu"], True) if entry.get("peak_underestimated") else f"{entry['mfu']:.1%}"
 
 
-LABEL_WIDTH = 28
-TABLE = FixedTable(
-    LABEL_WIDTH,
-    (
-        ("step, ms", 9, lambda c: f"{c['step_s'] * 1e3:.2f}"),
-        ("min", 8, lambda c: f"{c['min_s'] * 1e3:.2f}"),
-        ("max", 8, lambda c: f"{c['max_s'] * 1e3:.2f}"),
-        ("tokens/s", 10, lambda c: f"{c['tokens_per_s']:,.0f}"),
-        ("MFU", 7, mfu_cell),
-        ("ours / it", 9, lambda c: f"{c['ours_over_this']:.3f}"),
-        ("memory, GB", 10, lambda c: f"{c['memory_bytes'] / 1e9:.1f}"),
-        ("loss", 8, lambda c: f"{c['loss']:.4f}"),
-    ),
-)
+HEAD = f"{'':28}  step, ms      min      max   tokens/s     MFU ours / it memory, GB     loss"
+
+
+def row(label: str, c: dict) -> str:
+    """Return the line of a contender below HEAD."""
+    times = f"{c['step_s'] * 1e3:9.2f} {c['min_s'] * 1e3:8.2f} {c['max_s'] * 1e3:8.2f} {c['tokens_per_s']:10,.0f}"
+    memory = f"{c['memory_bytes'] / 1e9:10.1f}"
+    return f"{label:28} {times} {mfu_cell(c):>7} {c['ours_over_this']:9.3f} {memory} {c['loss']:8.4f}"
 
 
 def header(report: dict) -> str:
     s = report["settings"]
     shape = f"{s['model']}, B={s['batch_size']} T={s['seq_len']}, {s['dtype']}, {report['machine']['GPU']}"
-    return f"{shape}; {s['turns']} turns of {s['steps_a_turn']} steps\n\n{TABLE.head()}"
+    return f"{shape}; {s['turns']} turns of {s['steps_a_turn']} steps\n\n{HEAD}"
 
 
 def failure_line(label: str, error: str) -> str:
-    return f"{label:{LABEL_WIDTH}} not measured: {error}"
+    return f"{label:28} not measured: {error}"
 
 
 def floors(report: dict) -> list[dict]:
@@ -54,10 +47,11 @@ def kernel_table(report: dict) -> str:
     phases = report["kernels"]["phases_ms"]
     rows = floors(report)
     step_ms = sum(phases.values())
+    copy, product, burst = (rates[key] / 1e12 for key in ("copy_bytes_per_s", "matmul_flops", "matmul_burst_flops"))
     lines = [
         "",
         "this project's kernels, in a step of its own with events around each; floors at this GPU's measured "
-        f"{rates['copy_bytes_per_s'] / 1e12:.2f} TB/s of a copy and {product_text(rates)}:",
+        f"{copy:.2f} TB/s of a copy and {product:.0f} TFLOP/s of a product that goes on ({burst:.0f} in a burst):",
         f"    {'':44} {'launches':>8} {'ms':>8} {'of step':>7} {'floor':>8} {'ms/floor':>8}  floor set by",
     ]
     lines += [f"{_line(row['name'], [row], step_ms)}  {row['limit']}" for row in rows]
@@ -73,13 +67,6 @@ def kernel_table(report: dict) -> str:
         theirs = "not there" if theirs_ms is None else f"{theirs_ms:.3f} ms"
         lines.append(f"    {entry['work']} {shape}: theirs {theirs}, ours {entry['ours_ms']:.3f} ms")
     return "\n".join([*lines, ""])
-
-
-def product_text(rates: dict) -> str:
-    """Describe the rate of a matrix product, sustained and in a burst."""
-    sustained = rates["matmul_flops"] / 1e12
-    burst = rates["matmul_burst_flops"] / 1e12
-    return f"{sustained:.0f} TFLOP/s of a product that goes on ({burst:.0f} in a burst)"
 
 
 def groups(rows: list[dict]) -> dict[str, list[dict]]:

@@ -3,8 +3,8 @@
 No matrix product with this instruction can be faster, so neither can a step.
 """
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numba
 from llvmlite import ir
@@ -35,17 +35,13 @@ class InstructionPeak:
 
     def flops(self, threads: int) -> float:
         """Return the operations per second of all threads together."""
-        seconds = min(self._period(threads) for _ in range(PERIODS))
-        return threads * ROUNDS * self.flops_a_round / seconds
-
-    def _period(self, threads: int) -> float:
-        workers = [threading.Thread(target=self.run, args=(ROUNDS, ONES)) for _ in range(threads)]
-        start = time.perf_counter()
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        return time.perf_counter() - start
+        seconds = []
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in range(PERIODS):
+                start = time.perf_counter()
+                wait([pool.submit(self.run, ROUNDS, ONES) for _ in range(threads)])
+                seconds.append(time.perf_counter() - start)
+        return threads * ROUNDS * self.flops_a_round / min(seconds)
 
 
 def _add_product(build, total, word):

@@ -1,1 +1,1 @@
-"""Contenders and table of bench_training.py: whole training steps of this project and of PyTorch."""
+"""PyTorch's contenders and the table of bench_training.py."""

@@ -2,7 +2,7 @@
 
 import statistics
 
-from scripts.bench.table import aligned
+from scripts.bench.report import aligned
 from scripts.bench.turns import step_times
 from scripts.exchange_bench.exchange_table import lower_bound_s
 from traces.units import count_text, short_count

@@ -17,7 +17,7 @@ from dist.watch.live import POSITION, read_positions
 from dist.watch.stalls import Observation
 from gpt2.errors import UserError
 from scripts.prediction.run_prediction import own_schedule
-from scripts.reports.verdict import answer_of
+from scripts.reports.verdict import answer_of, most_bytes_of
 from scripts.training.lock_file import LOCK, OLD_S, Lock, is_running, look
 from traces.read.analysis import WARM_UP_STEPS
 from traces.read.run_files import Gaps, read_config, read_log
@@ -34,9 +34,6 @@ STALLED = "stalled"
 FINISHED = "finished"
 ENDED = "ended early"
 LOG_BYTES = 1_000_000  # some 4,000 lines, which take 50 ms
-TRACE_BYTES = 256_000  # most that is read of a rank
-ALL_TRACES_BYTES = 16_000_000  # most that is read of all ranks
-LEAST_BYTES = 32_000  # read of a rank in any case
 # A stall is this time plus this many steps without a line in the log: validations and checkpoints take less.
 STALL_S = 10.0
 STALL_STEPS = 10
@@ -74,7 +71,6 @@ class Watcher:
     def __init__(self, path: Path):
         self.path = path
         self._sizes = None
-        self._measured = (None, None, "no traces yet")
         self._begun = time.monotonic()
         self._lock = None
         self._lock_moved_at = float("-inf")
@@ -120,15 +116,13 @@ class Watcher:
     def _measure(self, config: dict) -> tuple[TimedRun | None, dict | None, str]:
         """Return (measured, answer, unmeasured) of RunState. They are computed again only if a trace has grown."""
         now = sizes(self.path / "traces")
-        if now == self._sizes:
-            return self._measured
         if not any(name.endswith(".trace") for name in now):
             off = config.get("settings", {}).get("trace") == "off"
-            self._measured = None, None, "the run writes no traces (--trace off)" if off else "no traces yet"
+            return None, None, "the run writes no traces (--trace off)" if off else "no traces yet"
+        if now == self._sizes:
             return self._measured
-        share = ALL_TRACES_BYTES // max(1, len(config.get("ranks") or []))
         try:
-            run = read_run(self.path, allow_missing=True, most_bytes=max(LEAST_BYTES, min(TRACE_BYTES, share)))
+            run = read_run(self.path, allow_missing=True, most_bytes=most_bytes_of(len(config.get("ranks") or [])))
             (measured,) = measure_runs([run], own_schedule)
             self._measured = measured, answer_of(measured.diagnosis), ""
         except RunError:
@@ -154,12 +148,12 @@ class Positions:
         if not len(seen) or seen["rank"].tolist() != list(range(len(places))):  # damaged, or written by another start
             return ""
         names = ("no phase", *PHASES)
+        if seen["phase"].min() < 0 or seen["phase"].max() >= len(names):
+            return ""
         if self._observation is None:
             meetings, waits = (("wait",), (*EXCHANGE, "recv")) if config.get("mesh") else ((*EXCHANGE, "wait"), ())
             is_meeting, is_wait = (np.array([name in some for name in names]) for some in (meetings, waits))
             self._observation = Observation(is_meeting, STALL_S, STALL_S, is_wait)
-        if not ((seen["phase"] >= 0) & (seen["phase"] < len(names))).all():
-            return ""
         self._observation.look(seen, time.monotonic())
         stall = self._observation.find_stall()
         if stall is None:
@@ -202,9 +196,11 @@ class Times:
             rows = []
         seconds = [row["step_s"] for row in (rows[WARM_UP_STEPS:] or rows)[-100:] if "step_s" in row]
         step_s = float(np.median(seconds)) if seconds else None
-        pace_s = logged_s = None
+        pace_s = None
+        logged_s = None
         if rows and step_s is not None:
-            first_s, logged_s = (row["elapsed_s"] for row in (rows[0], rows[-1]))
+            first_s = rows[0]["elapsed_s"]
+            logged_s = rows[-1]["elapsed_s"]
             pace_s = max(step_s, (logged_s - first_s) / max(1, step - rows[0]["step"]))
         logged = changed_at(path / "log.jsonl")
         return cls(

@@ -32,7 +32,6 @@ WIDE = 120  # columns from which ranks and ports stand beside each other
 GAP = 3  # columns between ranks and ports
 ALIKE = 0.1  # rates in and out that differ less are shown as one
 PARTS = ("computes", "moves", "waits", "other")
-STRONG = "bold"
 
 
 @dataclass(frozen=True)
@@ -50,15 +49,11 @@ def screen(state: RunState, columns: int, lines: int, glyphs: Glyphs) -> Group:
     below = _below(state, columns, max(4, lines - len(head) - LEAST_CURVE - 2), glyphs)
     height = min(MOST_CURVE, max(LEAST_CURVE, lines - len(head) - len(below) - 2))
     shown = [*head, *_loss(state, columns, height, glyphs), *below][:lines]
-    return Group(*(_line(line, columns) for line in shown))
-
-
-def _line(line: str | Text, columns: int) -> Text:
-    text = line if isinstance(line, Text) else Text(line.rstrip())
-    text.no_wrap = True
-    text.overflow = "ellipsis"
-    text.truncate(columns, overflow="ellipsis")
-    return text
+    texts = [line if isinstance(line, Text) else Text(line.rstrip()) for line in shown]
+    for text in texts:
+        text.no_wrap = True
+        text.truncate(columns, overflow="ellipsis")
+    return Group(*texts)
 
 
 def _head(state: RunState, columns: int, glyphs: Glyphs) -> list[Text | str]:
@@ -68,29 +63,31 @@ def _head(state: RunState, columns: int, glyphs: Glyphs) -> list[Text | str]:
     what = [strategy_name(settings)] if "strategy" in settings else []
     nodes = len({place["node"] for place in places})
     what += [f"{count_text(len(places), 'rank')} on {count_text(nodes, 'node')}"] if places else []
-    word = state.word.upper()
-    path = str(state.path)
     what = f"  {', '.join(what)}"
+    word = state.word.upper()
     left = max(0, columns - len(word))
     room = max(1, left - 2 - len(what))
+    path = str(state.path)
     name = f"{path if len(path) <= room else '...' + path[-max(0, room - 3) :]}{what}"[: max(0, left - 2)]
-    title = Text(f"{name:<{left}}{word}", STRONG)
-    lines = [title, _progress(state, columns, glyphs), _speed(state)]
-    said = wrap(f"STALLED: {state.stall}", columns)[:MOST_STALL] if state.stall else []
-    return [*lines, *(Text(line, "reverse") for line in said)]
+    lines = [Text(f"{name:<{left}}{word}", "bold"), _progress(state, columns, glyphs), _speed(state)]
+    stall = wrap(f"STALLED: {state.stall}", columns)[:MOST_STALL] if state.stall else []
+    return lines + [Text(line, "reverse") for line in stall]
 
 
 def _progress(state: RunState, columns: int, glyphs: Glyphs) -> str:
     step = state.log[-1]["step"] if state.log else 0
-    resumed = state.config.get("resumed_step")
-    times = [f"{duration_text(state.elapsed_s)} elapsed" if state.elapsed_s is not None else ""]
+    times = []
+    if state.elapsed_s is not None:
+        resumed = state.config.get("resumed_step")
+        since = f", since step {resumed}" if resumed and state.steps is not None else ""
+        times.append(f"{duration_text(state.elapsed_s)} elapsed{since}")
     if state.steps is None:
-        return ", ".join(filter(None, [f"step {step}" if step else "no step yet", *times]))
-    times += [f"since step {resumed}" if resumed and times[0] else ""]
-    times += [f"about {duration_text(state.remaining_s)} left" if state.remaining_s is not None else ""]
+        return ", ".join([f"step {step}" if step else "no step yet", *times])
+    if state.remaining_s is not None:
+        times.append(f"about {duration_text(state.remaining_s)} left")
     done = step / max(1, state.steps)
     before = f"step {step}/{state.steps} "
-    after = f" {done:4.0%}  {', '.join(filter(None, times))}"
+    after = f" {done:4.0%}  {', '.join(times)}"
     return before + glyphs.bar(done, max(4, min(60, columns - len(before) - len(after)))) + after
 
 
@@ -98,13 +95,14 @@ def _speed(state: RunState) -> str:
     if not state.log:
         return ""
     last = state.log[-1]
-    recent = rows_since(state.log, state.config)[-20:] or state.log[-1:]
-    parts = []
-    for name, text in (("step_s", seconds_text), ("tokens_per_s", lambda rate: f"{rate:,.0f} tokens/s")):
-        if values := [row[name] for row in recent if name in row]:
-            parts.append(("a step takes " if name == "step_s" else "") + text(float(np.median(values))))
-    if "mfu" in last:
-        parts.append(f"MFU {mfu_text(last['mfu'], 'peak_underestimated' in last)}")
+    recent = rows_since(state.log, state.config)[-20:] or [last]
+    medians = {}
+    for name in ("step_s", "tokens_per_s"):
+        values = [row[name] for row in recent if name in row]
+        medians |= {name: float(np.median(values))} if values else {}
+    parts = [f"a step takes {seconds_text(medians['step_s'])}"] if "step_s" in medians else []
+    parts += [f"{medians['tokens_per_s']:,.0f} tokens/s"] if "tokens_per_s" in medians else []
+    parts += [f"MFU {mfu_text(last['mfu'], 'peak_underestimated' in last)}"] if "mfu" in last else []
     parts += [f"gradient norm {last['grad_norm']:.3g}"] if "grad_norm" in last else []
     parts += [f"lr {last['lr']:.1e}"] if "lr" in last else []
     return "  ".join(parts)
@@ -117,14 +115,12 @@ def _verdict(state: RunState, columns: int) -> list[Text | str]:
     steps = state.measured.times.steps
     head = f"verdict so far, by steps {steps[0]} to {steps[-1]}: " if len(steps) > 1 else "verdict so far: "
     kind = state.answer["bottleneck"]["kind"]
-    said = "" if kind == "none" else f"{kind}: "
-    lines = wrap(head + said + state.answer["verdict"], columns)
-    if len(lines) > MOST_VERDICT:
-        lines = [*lines[: MOST_VERDICT - 1], lines[MOST_VERDICT - 1][: columns - 4] + " ..."]
-    return ["", *(Text(line, STRONG) for line in lines)]
+    text = head + ("" if kind == "none" else f"{kind}: ") + state.answer["verdict"]
+    lines = wrap(text, columns, max_lines=MOST_VERDICT, placeholder=" ..." if columns > 4 else "")
+    return ["", *(Text(line, "bold") for line in lines)]
 
 
-def _loss(state: RunState, columns: int, height: int, glyphs: Glyphs) -> list[Text | str]:
+def _loss(state: RunState, columns: int, height: int, glyphs: Glyphs) -> list[str]:
     rows = [(row["step"], row["loss"]) for row in state.log if "loss" in row]
     if not rows:
         return ["", "loss: no step yet"]
@@ -134,7 +130,7 @@ def _loss(state: RunState, columns: int, height: int, glyphs: Glyphs) -> list[Te
     return ["", title, *curve_lines(rows, columns, height, glyphs)]
 
 
-def _below(state: RunState, columns: int, room: int, glyphs: Glyphs) -> list[Text | str]:
+def _below(state: RunState, columns: int, room: int, glyphs: Glyphs) -> list[str]:
     """Return ranks and nodes, in at most `room` lines."""
     if state.measured is None:
         return []
@@ -153,19 +149,13 @@ def _below(state: RunState, columns: int, room: int, glyphs: Glyphs) -> list[Tex
 
 def rank_rows(state: RunState) -> list[RankRow]:
     """Return a row for each rank, from wait_table."""
-    measured = state.measured
-    table = wait_table(measured)
-    run = measured.run
+    run = state.measured.run
+    table = wait_table(state.measured)
     zeros = np.zeros(len(run.ranks))
-    waiting = sum((table[name] for name in STATES if name in table), zeros)
-    moving = table.get("transfer", zeros) + table.get("copies", zeros)
-    rest = table.get("data", zeros) + table.get("other", zeros)
-    columns = zip(table.get("computing", zeros), moving, waiting, rest, strict=True)
-    hosts = [run.hosts[node] for node in run.rank_nodes]
-    return [
-        RankRow(rank, host, tuple(map(float, parts)))
-        for rank, host, parts in zip(run.rank_numbers, hosts, columns, strict=True)
-    ]
+    groups = (("computing",), ("transfer", "copies"), STATES, ("data", "other"))
+    parts = np.array([sum((table.get(name, zeros) for name in names), zeros) for names in groups])
+    places = zip(run.rank_numbers, run.rank_nodes, parts.T.tolist(), strict=True)
+    return [RankRow(rank, run.hosts[node], tuple(of_rank)) for rank, node, of_rank in places]
 
 
 def slowest_rank(rows: list[RankRow], state: RunState) -> tuple[int, float] | None:

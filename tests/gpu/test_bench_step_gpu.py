@@ -110,15 +110,22 @@ def test_a_datasheet_that_is_too_low_is_said(capsys):
 
 
 @pytest.mark.usefixtures("few_steps")
-def test_our_own_failure_ends_the_command(tmp_path):
-    """What a contender's process says is the error, and so is its silence."""
-    program = "import json, sys; sys.stdin.readline(); {}"
-    for body, message in (
-        ("print(json.dumps({'error': 'no GPU'}), flush=True)", "no GPU"),
-        ("sys.exit(3)", "ours ended with code 3"),
-    ):
-        with pytest.raises(ContenderError, match=message):
-            gpu_bench.bench(settings(), CONFIG, [sys.executable, "-c", program.format(body)])
+@pytest.mark.parametrize(
+    ("body", "limits", "message"),
+    [
+        ("print(json.dumps({'error': 'no GPU'}), flush=True)", {}, "no GPU"),
+        ("sys.exit(3)", {}, "ours ended with code 3"),
+        ("time.sleep(60)", {"FIRST_STEPS_LIMIT_S": 0.1}, "ours: no answer to 'steps' within 0 s"),
+        ("time.sleep(60)", {"LIMIT_S": 0}, "the 0 s of this command are used up"),
+    ],
+)
+def test_our_own_failure_ends_the_command(monkeypatch, body, limits, message):
+    """What a contender's process says is the error, and so are its silence and the end of the time."""
+    for name, limit in limits.items():
+        monkeypatch.setattr(gpu_bench, name, limit)
+    program = f"import json, sys, time; sys.stdin.readline(); {body}"
+    with pytest.raises(ContenderError, match=message):
+        gpu_bench.bench(settings(), CONFIG, [sys.executable, "-c", program])
 
 
 PARTLY_BROKEN = """
@@ -166,19 +173,6 @@ def test_a_contender_answers_on_after_an_error():
     result = subprocess.run([sys.executable, "-c", program], input=asked, capture_output=True, text=True, cwd=ROOT)
     answers = [json.loads(line) for line in result.stdout.splitlines()]
     assert answers == [{"error": "ZeroDivisionError: division by zero"}, {"a": 1}]
-
-
-@pytest.mark.usefixtures("few_steps")
-def test_a_contender_that_hangs_is_given_up(monkeypatch):
-    monkeypatch.setattr(gpu_bench, "FIRST_STEPS_LIMIT_S", 0.1)
-    with pytest.raises(ContenderError, match="ours: no answer to 'steps' within 0 s"):
-        gpu_bench.bench(settings(), CONFIG, [sys.executable, "-c", "import time; time.sleep(60)"])
-
-
-def test_nothing_is_begun_when_time_is_up(monkeypatch):
-    monkeypatch.setattr(gpu_bench, "LIMIT_S", 0)
-    with pytest.raises(ContenderError, match="the 0 s of this command are used up"):
-        gpu_bench.bench(settings(), CONFIG, ["false"])
 
 
 def test_every_kernel_has_a_row():

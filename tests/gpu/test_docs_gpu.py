@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from scripts.makers import docs_gpu
-from scripts.makers.pages import gpu_figure, page
-from scripts.step_bench.gpu_table import TABLE, kernel_table
+from scripts.makers.pages import page
+from scripts.step_bench.gpu_table import kernel_table, row
 
 MACHINE = {"GPU": "NVIDIA H200", "CuPy": "14.2.0", "numpy": "2.5.2"}
 STEP = {
@@ -37,7 +37,7 @@ STEP = {
 
 
 def test_a_steps_tables():
-    ours = TABLE.row("this project", STEP["contenders"]["ours"])
+    ours = row("this project", STEP["contenders"]["ours"])
     assert ours.split()[2:] == ["100.00", "90.00", "110.00", "655,360", "53.2%", "1.000", "30.0", "9.5000"]
     block = kernel_table(STEP)
     product, gelu = (next(line.split() for line in block.splitlines() if name in line) for name in ("8 x 8", "gelu_"))
@@ -80,14 +80,14 @@ def test_a_row_of_each_shape_and_a_dash_where_nothing_was_measured():
 
 def test_bars_are_as_long_as_the_speeds_and_say_what_was_not_measured():
     reports = docs_gpu.main_reports()
-    figure = gpu_figure.draw(reports)
+    figure = docs_gpu.draw(reports)
     for axes, report in zip(figure.axes, reports, strict=True):
-        measured = [one["tokens_per_s"] / 1e3 for one in map(report["contenders"].get, gpu_figure.NAMES)
+        measured = [one["tokens_per_s"] / 1e3 for one in map(report["contenders"].get, docs_gpu.NAMES)
                     if "error" not in one]  # fmt: skip
         assert [bar.get_width() for bar in axes.patches] == pytest.approx(measured)
         texts = [text.get_text() for text in axes.texts]
         assert texts.count("not measured") == 4 - len(measured)
-    assert gpu_figure.ratio_text(reports, "torch-compiled") == "1.13 to 1.17 times"
+    assert docs_gpu.ratio_text(reports, "torch-compiled") == "1.13 to 1.17 times"
 
 
 def test_a_new_result_goes_into_the_folder_with_its_commit(tmp_path, monkeypatch):

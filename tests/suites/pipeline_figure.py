@@ -13,8 +13,7 @@ from pathlib import Path
 from scripts.prediction.run_prediction import own_schedule
 from tests.support.pipeline_runs import make_shared
 from traces.plots import look
-from traces.plots.lanes import draw_lanes, label_lanes, lanes_of
-from traces.plots.stage_lanes import LANE_INCHES, number_microbatches
+from traces.plots.lanes import LANE_INCHES, draw_lanes, label_lanes, lanes_of, number_microbatches
 from traces.verdict.summary import measure_runs
 
 FIGURE = Path(__file__).parents[2] / "docs" / "figures" / "pipeline.png"

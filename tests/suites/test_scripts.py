@@ -22,7 +22,7 @@ from tests.suites.faults.processes import processes_of, wait_until
 pytestmark = pytest.mark.any_mpi
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
-BENCHMARKS = [f"docs/benchmarks-{name}.md" for name in ("accuracy", "exchange", "step", "training")]
+BENCHMARKS = [f"docs/benchmarks-{name}.md" for name in ("exchange", "step", "training")]
 
 
 def run(script, *arguments):
@@ -198,7 +198,7 @@ def test_every_part_of_the_documentation_has_its_function_and_its_marks(name):
     assert callable(make_docs.function_of(name))
     page = (ROOT / make_docs.PARTS[name]["page"]).read_text()
     block = f"begin generated: {name.replace('_', '[_ ]')}"
-    assert name in ("report", "pictures", "strategies") or re.search(block, page)
+    assert name in ("report", "pictures") or re.search(block, page)
 
 
 def test_replace_block_touches_its_own_text_alone(tmp_path, monkeypatch):

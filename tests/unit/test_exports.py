@@ -190,7 +190,7 @@ def test_the_command(tmp_path, form, out, names):
 
 def test_the_commands_mistakes_are_one_line(tmp_path):
     run = write_run(tmp_path / "run", three_ranks(), [0, 0, 1])
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").touch()
     for from_run, out in ((tmp_path / "nowhere", tmp_path / "a"), (run, tmp_path / "file" / "a")):
         result = command(from_run, "--format", "paraver", "--out", out)
         assert result.returncode == 2
@@ -228,7 +228,7 @@ def test_a_counter_that_was_set_back_is_no_rate_below_nothing(tmp_path):
     records = np.zeros(4, first.records.dtype)
     records["time"], records["in"] = begin + np.array([0, 10, 20, 30]) * MS, [5000, 7000, 100, 400]
     first.records = records
-    rates = lay_out(dataclasses.replace(run, counters=[first])).rates[0]
+    _, rates = lay_out(dataclasses.replace(run, counters=[first])).counted[0]
     assert rates["in"].tolist() == [200_000, 0, 30_000, 0]
 
 

@@ -9,8 +9,7 @@ from scripts.prediction.run_prediction import own_schedule
 from tests.support.make_run import write_run
 from tests.support.pipeline_runs import make_shared, places_of
 from traces import read_run
-from traces.plots.lanes import lanes_of
-from traces.plots.stage_lanes import lane_order
+from traces.plots.lanes import lane_order, lanes_of
 from traces.read.analysis import measure
 from traces.read.efficiency import efficiency, ideal_runtimes
 from traces.read.pipeline_times import bubbles_ns, pipeline_of, shortest_forwards

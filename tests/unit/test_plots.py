@@ -35,27 +35,20 @@ def measured(runs):
 
 
 @pytest.mark.parametrize("draw", [comparison.draw_phases, loss_curves.draw, comparison.draw_comparison])
-def test_nothing_leaves_the_picture(measured, draw):
-    assert is_inside(draw(measured))
-    assert is_inside(draw(measured[:1]))
-
-
-@pytest.mark.parametrize("draw", [comparison.draw_phases, loss_curves.draw, comparison.draw_comparison])
-def test_a_strategy_with_all_its_options_stays_in_the_picture(measured, draw, tmp_path):
+def test_nothing_leaves_the_picture(measured, draw, tmp_path):
+    """Of one run, of several, and of one with all options of its strategy in its label."""
     options = {"wire": "bfloat16", "overlap": True}
     path = write_run(tmp_path / "run", simulate("reduce-scatter", NINE), NINE, "hierarchical-sharded", **options)
     (longest,) = measure_runs([read_run(path)], own_schedule)
     assert longest.label == "hierarchical-sharded bfloat16 overlap"
-    assert is_inside(draw([longest, *measured]))
-
-
-def test_nothing_leaves_a_timeline(measured):
+    for runs in (measured, measured[:1], [longest, *measured]):
+        assert is_inside(draw(runs))
     assert all(is_inside(timeline.draw(one)) for one in measured)
 
 
 def test_the_comparison_names_the_fastest_and_orders_from_slow_to_fast(measured):
     figure = comparison.draw_comparison(measured)
-    assert title_of(figure).startswith("reduce-scatter is fastest: ")
+    assert title_of(figure).startswith("Fastest: reduce-scatter, ")
     bars, *lanes = figure.axes
     labels = [label.get_text() for label in bars.get_yticklabels()]
     assert labels == ["reduce-bcast", "sliced", "reduce-scatter", "none (no exchange)"]
@@ -125,15 +118,11 @@ def test_smoothing_is_narrow_at_the_start_and_one_sided_at_the_end():
     assert loss_curves.smooth(values, 1) == pytest.approx(values)
 
 
-def test_drawing_leaves_no_setting_behind(measured, tmp_path):
+def test_the_same_run_gives_the_same_svg_and_leaves_no_setting_behind(measured, tmp_path):
     before = dict(matplotlib.rcParams)
-    look.save(timeline.draw(measured[0]), tmp_path / "timeline")
-    assert dict(matplotlib.rcParams) == before
-
-
-def test_the_same_run_gives_the_same_svg(measured, tmp_path):
     first, second = (look.save(comparison.draw_phases(measured), tmp_path / name)[1].read_bytes() for name in "ab")
     assert first == second
+    assert dict(matplotlib.rcParams) == before
 
 
 @pytest.mark.parametrize(
@@ -171,21 +160,18 @@ def check_figures(folder, names, printed):
             assert path.read_text().rstrip().endswith("</svg>")
 
 
-def test_one_run(runs):
-    result = plot(runs[0])
-    assert result.returncode == 0, result.stderr
-    check_figures(
-        runs[0] / "plots", ["timeline", "phases", "loss", "messages", "ranks", "waits", "whole-run"], result.stdout
-    )
-    assert result.stdout.splitlines()[-1].startswith("reduce-bcast: ")
-
-
-def test_several_runs(runs, tmp_path):
-    result = plot(runs[0], runs[2], "--out", tmp_path / "figures")
-    assert result.returncode == 0, result.stderr
-    names = ["comparison", "phases", "loss", "timeline-reduce-bcast", "timeline-reduce-scatter"]
-    check_figures(tmp_path / "figures", names, result.stdout)
-    assert result.stdout.splitlines()[-1].startswith("fastest: reduce-scatter, ")
+def test_one_run_and_several(runs, tmp_path):
+    out = tmp_path / "figures"
+    of_one = ["timeline", "phases", "loss", "messages", "ranks", "waits", "whole-run"]
+    of_two = ["comparison", "phases", "loss", "timeline-reduce-bcast", "timeline-reduce-scatter"]
+    for arguments, folder, names, ends in (
+        ([runs[0]], runs[0] / "plots", of_one, "reduce-bcast: "),
+        ([runs[0], runs[2], "--out", out], out, of_two, "fastest: reduce-scatter, "),
+    ):
+        result = plot(*arguments)
+        assert result.returncode == 0, result.stderr
+        check_figures(folder, names, result.stdout)
+        assert result.stdout.splitlines()[-1].startswith(ends)
 
 
 def test_runs_of_one_strategy_are_told_apart_by_folder(tmp_path):
@@ -199,12 +185,6 @@ def test_a_wrong_folder_is_one_line_and_status_2(tmp_path):
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("plot.py: error: ")
     assert result.stderr.count("\n") == 1
-
-
-def test_help_shows_the_launch_lines():
-    result = plot("--help")
-    assert result.returncode == 0
-    assert "python scripts/plot.py runs/sliced" in result.stdout
 
 
 def test_what_follows_the_last_step_shown_is_no_part_of_it(tmp_path):

@@ -93,7 +93,7 @@ def test_the_plot_and_table_of_rounds(tmp_path):
         its = [figures["step_ms"] for figures in one.figures["rounds"]]
         assert one.figures["step_ms"] == pytest.approx(np.median(its))
     figure = comparison.draw_comparison(measured)
-    assert title_of(figure).startswith("reduce-scatter is fastest: ")
+    assert title_of(figure).startswith("Fastest: reduce-scatter, ")
     assert is_inside(figure)
     circles = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
     assert [len(line.get_xdata()) for line in circles] == [3, 3]

@@ -7,8 +7,6 @@ import pytest
 from gpt2.errors import UserError
 from scripts.bench_training import check_names, measure
 from scripts.training_bench.training_table import HEADERS, summarize, table
-from tests.support.drawn import is_inside
-from traces.plots import training_bars
 
 pytestmark = pytest.mark.any_mpi
 SIZE_BYTES, NODES, RATE = 120_000_000, 4, 50e6  # the exchange takes at least 3.6 s, and with headers 3.76
@@ -68,25 +66,6 @@ def test_the_table(report):
     assert row.split() == ["ours", "4.500", "0.600", "3.900", "1.20", "0.5000", "0.0e+00"]
     assert "least step, the longer of computing and exchange: 3.762 s" in text
     assert text.endswith("FSDP: left out: RuntimeError: not over gloo")
-
-
-def test_the_figure(report):
-    alone = copy.deepcopy(report)
-    alone["link"]["bytes_per_s"] = None
-    figure = training_bars.draw([report, alone])
-    assert is_inside(figure)
-    assert training_bars.finding([report]) == "A training step is 1.2 times as fast as DDP's over gloo"
-    for axes, one in zip(figure.axes, (report, alone), strict=True):
-        assert all(number.get_bbox_patch() for number in axes.texts), "the dashed line crosses a number"
-        assert axes.get_xlim()[0] == 0
-        names = [label.get_text() for label in axes.get_yticklabels()]
-        assert names == sorted(one["contenders"], key=lambda name: -one["contenders"][name]["step_s"])
-        ends = sorted({bar.get_x() + bar.get_width() for bar in axes.patches})
-        assert ends[-1] == pytest.approx(max(each["step_s"] for each in one["contenders"].values()))
-        widths = [bar.get_width() for bar in axes.patches]
-        assert sum(widths) == pytest.approx(sum(each["step_s"] for each in one["contenders"].values()))
-    del report["contenders"]["DDP"], report["contenders"]["ours"]["times_as_fast"]
-    assert training_bars.finding([report]) == "A training step: what its exchange adds to computing"
 
 
 def test_turns_alternate_and_what_does_not_run_is_left_out(capsys):

@@ -20,6 +20,7 @@ from scripts.watching.curve import ASCII, BLOCKS, LABEL, curve_lines, glyphs_for
 from scripts.watching.run_state import ENDED, FINISHED, STALLED, STARTING, TRAINING, Watcher
 from tests.support import faulty_runs
 from traces import RunError, read_run
+from traces.read.run_files import read_config, read_log
 from traces.record.phases import PHASES
 from traces.units import seconds_text
 
@@ -40,10 +41,8 @@ def folder(tmp_path, made):
     after that. Rank 5 is slow."""
     path = shutil.copytree(made, tmp_path / "run")
     change(path, started=moment(0), steps=60)
-    rows = [json.loads(line) for line in (path / "log.jsonl").read_text().splitlines()]
-    rows = [row | {"elapsed_s": 10 + 58 * row["step"] / STEPS} for row in rows]
-    (path / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    (path / "lock.json").write_bytes(replace(own_lock(), started=moment(-1)).content())
+    rewrite_log(path, [row | {"elapsed_s": 10 + 58 * row["step"] / STEPS} for row in read_log(path)])
+    write_lock(path, -1)
     set_times(path)
     return path
 
@@ -53,9 +52,17 @@ def moment(after):
 
 
 def change(path, steps=None, **facts):
-    config = json.loads((path / "config.json").read_text()) | facts
+    config = read_config(path) | facts
     config["settings"] |= {"steps": steps} if steps else {}
     (path / "config.json").write_text(json.dumps(config))
+
+
+def rewrite_log(path, rows):
+    (path / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def write_lock(path, started, **facts):
+    (path / "lock.json").write_bytes(replace(own_lock(), started=moment(started), **facts).content())
 
 
 def set_times(path, log=68, lock=69):
@@ -79,12 +86,12 @@ def test_a_run_that_trains(folder):
 
 def test_a_run_that_went_on(folder):
     """Of the log only the steps of this start have taken its time."""
-    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    rows = read_log(folder)
     for row in rows[:12]:
         row |= {"elapsed_s": 100 * row["elapsed_s"], "step_s": 1000.0, "tokens_per_s": 1.0}
     for row in rows[12:14]:
         row["step_s"] = 500.0  # the first steps compile
-    (folder / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    rewrite_log(folder, rows)
     change(folder, resumed_step=12)
     set_times(folder)
     state = Watcher(folder).look()
@@ -99,7 +106,7 @@ def test_a_run_that_went_on(folder):
 
 def test_a_run_that_is_being_taken_up_again_has_not_stalled(folder):
     """Its job has the lock, and prepares; config.json and log are those of the start before, an hour old."""
-    (folder / "lock.json").write_bytes(replace(own_lock(), started=moment(60)).content())
+    write_lock(folder, 60)
     set_times(folder, log=-3600, lock=70)
     state = Watcher(folder).look()
     assert (state.word, state.stall, state.elapsed_s, state.remaining_s) == (STARTING, "", 10, None)
@@ -133,9 +140,9 @@ def test_runs_that_are_over(folder):
 
 @needs_rich
 def test_a_program_that_does_not_say_how_many_steps_it_makes(folder):
-    config = json.loads((folder / "config.json").read_text())
-    del config["settings"]["steps"]
-    (folder / "config.json").write_text(json.dumps(config))
+    settings = read_config(folder)["settings"]
+    del settings["steps"]
+    change(folder, settings=settings)
     set_times(folder)
     state = Watcher(folder).look()
     assert (state.word, state.remaining_s) == (TRAINING, None)
@@ -148,9 +155,14 @@ def test_a_program_that_does_not_say_how_many_steps_it_makes(folder):
     assert Watcher(folder).look().word == ENDED, "it has made no step"
 
 
-def test_a_lock_that_moves_lives_whatever_the_clocks_say(folder, monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    return now
+
+
+def test_a_lock_that_moves_lives_whatever_the_clocks_say(folder, monkeypatch, clock):
     monkeypatch.setattr("time.time", lambda: STARTED + 9999.0)
     watcher = Watcher(folder)
     assert watcher.look().word == ENDED
@@ -160,10 +172,8 @@ def test_a_lock_that_moves_lives_whatever_the_clocks_say(folder, monkeypatch):
     assert watcher.look().word == ENDED
 
 
-def test_a_lock_of_a_dead_job_does_not_live_as_a_server_s_clock_is_ahead(folder, monkeypatch):
+def test_a_lock_of_a_dead_job_does_not_live_as_a_server_s_clock_is_ahead(folder, clock):
     """It stays as it is for longer than a lock that is held ever does."""
-    clock = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     set_times(folder, log=7199, lock=7200)
     watcher = Watcher(folder)
     assert watcher.look().word == TRAINING, "nobody knows yet"
@@ -174,7 +184,7 @@ def test_a_lock_of_a_dead_job_does_not_live_as_a_server_s_clock_is_ahead(folder,
 def test_a_job_has_not_begun_after_its_last_sign_of_life(folder):
     """The one by its host's clock, the other by the file system's, which is behind."""
     (folder / "log.jsonl").write_text("")
-    (folder / "lock.json").write_bytes(replace(own_lock(), started=moment(65)).content())
+    write_lock(folder, 65)
     set_times(folder, log=-100, lock=60)
     assert Watcher(folder).look().elapsed_s == 0
 
@@ -182,7 +192,7 @@ def test_a_job_has_not_begun_after_its_last_sign_of_life(folder):
 def test_a_copied_folder_says_what_the_run_has_recorded(folder, monkeypatch):
     """All its files are new, and this machine's clock is a day later. The holder of its lock has ended."""
     monkeypatch.setattr("time.time", lambda: STARTED + 86400.0)
-    (folder / "lock.json").write_bytes(replace(own_lock(), started=moment(-1), born=1).content())
+    write_lock(folder, -1, born=1)
     for path in folder.rglob("*"):
         os.utime(path, (STARTED + 86400,) * 2)
     state = Watcher(folder).look()
@@ -201,10 +211,7 @@ def test_what_is_not_there_yet(folder, tmp_path):
     for path in (folder / "traces").iterdir():
         path.unlink()
     assert Watcher(folder).look().unmeasured == "no traces yet"
-    change(folder, trace="off")
-    config = json.loads((folder / "config.json").read_text())
-    config["settings"]["trace"] = "off"
-    (folder / "config.json").write_text(json.dumps(config))
+    change(folder, settings=read_config(folder)["settings"] | {"trace": "off"})
     assert "--trace off" in Watcher(folder).look().unmeasured
     (folder / "config.json").unlink()
     (folder / "log.jsonl").unlink()
@@ -225,10 +232,8 @@ def test_traces_are_read_anew_only_where_something_was_written(folder):
     assert watcher.look().measured is not first.measured
 
 
-def test_who_holds_the_others_up(folder, monkeypatch):
+def test_who_holds_the_others_up(folder, clock):
     """Rank 5's pulse stands still, all others wait in an exchange: named after a while, not at the first look."""
-    clock = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     set_times(folder, log=50, lock=70)
     nodes, watcher, stalls = faulty_runs.NODES, Watcher(folder), []
     for look in range(5):
@@ -287,11 +292,7 @@ def test_what_a_stranger_sees(folder):
     longest = np.argsort([-row.parts[0] for row in rank_rows(state)])[: len(shown_ranks)]
     assert shown_ranks == sorted(longest.tolist()), "of more than have room those that compute longest"
     assert any(" in " in line and " out " in line and "%" in line for line in text), "a port"
-
-
-@needs_rich
-def test_more_ranks_where_there_is_more_room(folder):
-    text = shown(Watcher(folder).look(), 200, 50)
+    text = shown(state, 200, 50)
     assert [line.split()[1] for line in text if line.startswith("rank ")][1:] == [*map(str, range(9))]
     assert sum("in " in line and "out " in line and "%" in line for line in text) >= 5
     assert len(text) > 45
@@ -342,21 +343,14 @@ def test_a_curve():
 
 
 @needs_rich
-def test_one_screen_for_a_pipe(folder, capsys):
+def test_one_screen_for_a_pipe_and_mistakes_in_one_line(folder, capsys, monkeypatch):
     assert watch.main([str(folder), "--once"]) == 0
     assert "step 24/60" in capsys.readouterr().out
-
-
-@needs_rich
-@pytest.mark.parametrize(("flags", "says"), [(["none", "--once"], "not a folder"), (["RUN"], "use --once")])
-def test_mistakes_are_one_line(folder, capsys, flags, says):
-    assert watch.main([str(folder) if flag == "RUN" else flag for flag in flags]) == 2
-    error = capsys.readouterr().err
-    assert says in error
-    assert error.count("\n") == 1
-
-
-def test_without_rich(folder, capsys, monkeypatch):
+    for flags, says in ((["none", "--once"], "not a folder"), ([str(folder)], "use --once")):
+        assert watch.main(flags) == 2
+        error = capsys.readouterr().err
+        assert says in error
+        assert error.count("\n") == 1
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert watch.main([str(folder), "--once"]) == 2
     assert "pip install -e '.[watch]'" in capsys.readouterr().err

@@ -29,7 +29,7 @@ def export(run: Run, path) -> list[Path]:
     path = Path(path)
     spans = lay_out(run)
     sources = [lines for rank in spans.ranks for lines in _slices(rank)]
-    sources += [_counter(node, rates) for node, rates in spans.rates.items()]
+    sources += [_counter(node, rates) for node, (_, rates) in spans.counted.items()]
     facts = {"run": str(run.path), "strategy": run.label, "clock_error_ns": run.clock_error_ns}
     with text_file(path) as file:
         file.write('{"otherData":' + json.dumps(facts) + ',"traceEvents":[\n')

@@ -10,11 +10,15 @@ class ExportedCollective:
     """An MPI collective, and the part of the vector that a rank sends and receives.
 
     "none", "all", "share" (1/N), "root" (all on the root, none elsewhere), "others" (none on the root, all elsewhere).
+    number: Extrae's. operation, role: OTF2's names.
     """
 
     label: str
     sends: str
     receives: str
+    number: int
+    operation: str
+    role: str
 
     def sizes(self, bytes: np.ndarray, at_root: bool, ranks: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the (sent, received) bytes of a rank. bytes: of the calls' vectors; ranks: how many take part."""
@@ -24,12 +28,15 @@ class ExportedCollective:
         return parts[self.sends], parts[self.receives]
 
 
-BCAST = ExportedCollective("MPI_Bcast", "root", "others")
-BARRIER = ExportedCollective("MPI_Barrier", "none", "none")
-REDUCE = ExportedCollective("MPI_Reduce", "all", "root")
-ALLREDUCE = ExportedCollective("MPI_Allreduce", "all", "all")
-ALLGATHER = ExportedCollective("MPI_Allgather", "share", "all")
-REDUCE_SCATTER = ExportedCollective("MPI_Reduce_scatter_block", "all", "share")
+BCAST = ExportedCollective("MPI_Bcast", "root", "others", 7, "BCAST", "COLL_ONE2ALL")
+BARRIER = ExportedCollective("MPI_Barrier", "none", "none", 8, "BARRIER", "BARRIER")
+REDUCE = ExportedCollective("MPI_Reduce", "all", "root", 9, "REDUCE", "COLL_ALL2ONE")
+ALLREDUCE = ExportedCollective("MPI_Allreduce", "all", "all", 10, "ALLREDUCE", "COLL_ALL2ALL")
+ALLGATHER = ExportedCollective("MPI_Allgather", "share", "all", 17, "ALLGATHER", "COLL_ALL2ALL")
+REDUCE_SCATTER = ExportedCollective(
+    "MPI_Reduce_scatter_block", "all", "share", 168, "REDUCE_SCATTER_BLOCK", "COLL_ALL2ALL"
+)
+COLLECTIVES = (BCAST, BARRIER, REDUCE, ALLREDUCE, ALLGATHER, REDUCE_SCATTER)
 
 # (without a root, with one). A reduce without a root reduces a slice to each rank: MPI's reduce-scatter.
 COLLECTIVE_OF = {

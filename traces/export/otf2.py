@@ -32,15 +32,6 @@ COUNTED = {
     "out": ("out of the node's ports", "bytes"),
     "stalled": ("port_xmit_wait of the node's ports", "ticks"),
 }
-# OTF2's name and role of each collective.
-OPERATIONS = {
-    mpi.BCAST: (otf2.CollectiveOp.BCAST, otf2.RegionRole.COLL_ONE2ALL),
-    mpi.BARRIER: (otf2.CollectiveOp.BARRIER, otf2.RegionRole.BARRIER),
-    mpi.REDUCE: (otf2.CollectiveOp.REDUCE, otf2.RegionRole.COLL_ALL2ONE),
-    mpi.ALLREDUCE: (otf2.CollectiveOp.ALLREDUCE, otf2.RegionRole.COLL_ALL2ALL),
-    mpi.ALLGATHER: (otf2.CollectiveOp.ALLGATHER, otf2.RegionRole.COLL_ALL2ALL),
-    mpi.REDUCE_SCATTER: (otf2.CollectiveOp.REDUCE_SCATTER_BLOCK, otf2.RegionRole.COLL_ALL2ALL),
-}
 MESSAGES = {"send": "MPI_Send", "recv": "MPI_Recv"}
 # The order of events of equal time.
 PHASE_ENDS, STEP_ENDS, STEP_BEGINS, PHASE_BEGINS = range(4)
@@ -56,7 +47,7 @@ def export(run: Run, path) -> list[Path]:
         for rank in spans.ranks:
             location = definitions.locations[rank.place["rank"]]
             RankEvents(archive.event_writer_from_location(location), definitions, groups, rank).write()
-        for node, counts in spans.counts.items():
+        for node, (counts, _) in spans.counted.items():
             process = definitions.processes[node]
             ports = archive.event_writer(f"ports of node {node}", type=otf2.LocationType.METRIC, group=process)
             for time, *values in counts[["time", *COUNTED]].tolist():
@@ -75,18 +66,14 @@ class Definitions:
         self._registry = registry
         self._define_places([rank.place for rank in spans.ranks])
         self._define_comms(groups)
-        roles = {STEP: otf2.RegionRole.LOOP}
-        self.regions = [registry.region(name, region_role=roles.get(name, otf2.RegionRole.CODE)) for name in NAMES]
-        self.collectives = {one: self._mpi_region(one.label, role) for one, (_, role) in OPERATIONS.items()}
-        self.messages = {name: self._mpi_region(label, otf2.RegionRole.POINT2POINT) for name, label in MESSAGES.items()}
+        roles = [otf2.RegionRole.LOOP if name == STEP else otf2.RegionRole.CODE for name in NAMES]
+        self.regions = [registry.region(name, region_role=role) for name, role in zip(NAMES, roles, strict=True)]
+        self.collectives = {one: self._mpi_region(one.label, one.role) for one in mpi.COLLECTIVES}
+        self.messages = {name: self._mpi_region(label, "POINT2POINT") for name, label in MESSAGES.items()}
         self.step_number = registry.parameter(STEP, parameter_type=otf2.ParameterType.UINT64)
         self.waited = registry.attribute("waited", description="ns of waiting for other ranks", type=otf2.Type.UINT64)
-        counters = [
-            registry.metric_member(
-                name, text, metric_mode=otf2.MetricMode.ACCUMULATED_START, value_type=otf2.Type.UINT64, unit=unit
-            )
-            for name, (text, unit) in COUNTED.items()
-        ]
+        kind = {"metric_mode": otf2.MetricMode.ACCUMULATED_START, "value_type": otf2.Type.UINT64}
+        counters = [registry.metric_member(name, text, unit=unit, **kind) for name, (text, unit) in COUNTED.items()]
         self.ports = registry.metric_class(counters, recorder_kind=otf2.RecorderKind.ABSTRACT)
 
     def _define_places(self, places: list[dict]) -> None:
@@ -113,8 +100,8 @@ class Definitions:
             group = self._registry.group(name, otf2.GroupType.COMM_GROUP, paradigm=otf2.Paradigm.MPI, members=members)
             self.comms[number] = self._registry.comm(name, group=group)
 
-    def _mpi_region(self, label: str, role: otf2.RegionRole):
-        return self._registry.region(label, region_role=role, paradigm=otf2.Paradigm.MPI)
+    def _mpi_region(self, label: str, role: str):
+        return self._registry.region(label, region_role=getattr(otf2.RegionRole, role), paradigm=otf2.Paradigm.MPI)
 
 
 class RankEvents:
@@ -130,26 +117,21 @@ class RankEvents:
 
     def write(self) -> None:
         kinds = (
-            (self._phases, "end", PHASE_ENDS, self._end_phase),
-            (self._steps, "end", STEP_ENDS, self._end_step),
-            (self._steps, "start", STEP_BEGINS, self._begin_step),
-            (self._phases, "start", PHASE_BEGINS, self._begin_phase),
+            (self._phases, "end", PHASE_ENDS, self._leave),
+            (self._steps, "end", STEP_ENDS, self._leave),
+            (self._steps, "start", STEP_BEGINS, self._enter),
+            (self._phases, "start", PHASE_BEGINS, self._enter),
         )
         events = [(int(span[edge]), order, write, span) for spans, edge, order, write in kinds for span in spans]
         for time, _, write, span in sorted(events, key=itemgetter(0, 1)):
             write(time, span)
 
-    def _begin_step(self, time: int, span: np.void) -> None:
-        self._events.enter(time, self._definitions.regions[span["phase"]])
-        self._events.parameter_unsigned_int(time, self._definitions.step_number, int(span["step"]))
-
-    def _end_step(self, time: int, span: np.void) -> None:
-        self._events.leave(time, self._definitions.regions[span["phase"]])
-
-    def _begin_phase(self, time: int, span: np.void) -> None:
+    def _enter(self, time: int, span: np.void) -> None:
         name = NAMES[span["phase"]]
         self._events.enter(time, self._definitions.regions[span["phase"]])
-        if name in mpi.COLLECTIVE_OF:
+        if name == STEP:
+            self._events.parameter_unsigned_int(time, self._definitions.step_number, int(span["step"]))
+        elif name in mpi.COLLECTIVE_OF:
             self._events.enter(time, self._definitions.collectives[_collective(span)])
             self._events.mpi_collective_begin(time)
         elif name in MESSAGES:
@@ -157,7 +139,7 @@ class RankEvents:
             if name == "send":
                 self._events.mpi_send(time, *self._message(span))
 
-    def _end_phase(self, time: int, span: np.void) -> None:
+    def _leave(self, time: int, span: np.void) -> None:
         name = NAMES[span["phase"]]
         if name in mpi.COLLECTIVE_OF:
             self._end_collective(time, span)
@@ -174,9 +156,9 @@ class RankEvents:
         ranks = self._groups.members[number - WORLD]
         root = int(span["root"])
         sent, received = collective.sizes(span["bytes"], root == self._number, len(ranks))
-        operation, _ = OPERATIONS[collective]
         # MPI counts the root among the ranks of its communicator.
         counted_root = otf2.CollectiveRoot.NONE.value if root < 0 else ranks.index(root)
+        operation = getattr(otf2.CollectiveOp, collective.operation)
         self._events.mpi_collective_end(
             time, operation, self._definitions.comms[number], counted_root, int(sent), int(received),
             attributes={self._definitions.waited: int(span["waited"])},

@@ -65,17 +65,6 @@ STATE_OF = dict.fromkeys((*COMPUTE, "eval"), RUNNING) | dict.fromkeys(EXCHANGE, 
 STATE_OF |= dict.fromkeys(COPY, MEMORY_TRANSFER) | dict.fromkeys(("data", "checkpoint"), INPUT_OUTPUT)
 STATE_OF |= dict(zip(PIPELINE, (IMMEDIATE_SEND, WAITING), strict=True)) | {"wait": SYNCHRONIZATION}
 
-
-# Extrae's numbers of MPI's collectives.
-COLLECTIVE_NUMBERS = {
-    mpi.BCAST: 7,
-    mpi.BARRIER: 8,
-    mpi.REDUCE: 9,
-    mpi.ALLREDUCE: 10,
-    mpi.ALLGATHER: 17,
-    mpi.REDUCE_SCATTER: 168,
-}
-
 _OPTIONS = """DEFAULT_OPTIONS
 
 LEVEL               THREAD
@@ -105,7 +94,8 @@ def export(run: Run, path) -> list[Path]:
     with text_file(prv) as file:
         file.write(_header(run, spans, groups))
         write_merged(file, _sources(spans, cpus, groups))
-    pcf, row = (base.with_name(base.name + ending) for ending in (".pcf", ".row"))
+    pcf = base.with_name(f"{base.name}.pcf")
+    row = base.with_name(f"{base.name}.row")
     pcf.write_text(pcf_text(run.label))
     row.write_text(row_text([rank.place for rank in spans.ranks], cpus))
     return [prv, pcf, row]
@@ -135,7 +125,7 @@ def _sources(spans: Spans, cpus: dict[int, int], groups: Communicators) -> list[
         leaders.setdefault(rank.place["node"], who)
         sources += [*_life(who, spans.end), *_states(who, rank, spans.end), *_steps(who, rank.steps)]
         sources += _phases(who, rank, groups)
-    for node, rates in spans.rates.items():
+    for node, (_, rates) in spans.counted.items():
         types = (RATE_IN, RATE_OUT, RATE_STALLED)
         values = tuple(rates[name] for name in ("time", "in", "out", "stalled"))
         sources.append(Lines(rates["time"], RATE, [_event(leaders[node], *types)], values))
@@ -176,8 +166,8 @@ def _states(who: str, rank: RankSpans, end: int) -> list[Lines]:
 
 def _gaps(rank: RankSpans, end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (start, end, whether in a step) of the time in no phase, from 0 to `end`, cut at the edges of steps."""
-    edges = np.unique(np.concatenate([[0, end], *(one[name] for one in (rank.phases, rank.steps)
-                                                  for name in ("start", "end"))]))  # fmt: skip
+    inner = [spans[edge] for spans in (rank.phases, rank.steps) for edge in ("start", "end")]
+    edges = np.unique(np.concatenate([[0, end], *inner]))
     start = edges[:-1]
     stop = edges[1:]
     empty = ~_inside(start, rank.phases)
@@ -222,7 +212,7 @@ def _mpi_entries(who: str, rank: int, calls: np.ndarray, groups: Communicators) 
         sent[these], received[these] = collective.sizes(calls["bytes"][these], at_root, ranks)
         root = f":{ROOT}:1" if at_root else ""
         templates.append(
-            f"2:{who}:%d:{COLLECTIVE}:{COLLECTIVE_NUMBERS[collective]}:{SEND_SIZE}:%d:{RECEIVE_SIZE}:%d:"
+            f"2:{who}:%d:{COLLECTIVE}:{collective.number}:{SEND_SIZE}:%d:{RECEIVE_SIZE}:%d:"
             f"{COMMUNICATOR}:{communicator}{root}:{PHASE}:{phase + 1}:{WAITED}:%d\n"
         )
     return Lines(
@@ -234,12 +224,10 @@ def pcf_text(strategy: str) -> str:
     """Return the .pcf: names and colours of states, types and values. strategy: the run's label."""
     states = "".join(f"{number}    {label}\n" for number, (label, _) in STATES.items())
     colours = "".join(f"{number}    {{{','.join(map(str, colour))}}}\n" for number, (_, colour) in STATES.items())
+    collectives = {one.number: one.label for one in mpi.COLLECTIVES}
     types = [
         _event_type({APPLICATION: "Application"}, {0: "End", 1: "Begin"}),
-        _event_type(
-            {COLLECTIVE: "MPI Collective Comm"},
-            {0: "Outside MPI"} | {number: one.label for one, number in COLLECTIVE_NUMBERS.items()},
-        ),
+        _event_type({COLLECTIVE: "MPI Collective Comm"}, {0: "Outside MPI"} | collectives),
         _event_type({SEND_SIZE: "Send Size in MPI Global OP", RECEIVE_SIZE: "Recv Size in MPI Global OP"}),
         _event_type({ROOT: "Root in MPI Global OP", COMMUNICATOR: "Communicator in MPI Global OP"}),
         _event_type({PHASE: "Training phase"}, {0: "End"} | dict(enumerate(PHASES, start=1))),
@@ -272,5 +260,5 @@ def row_text(places: list[dict], cpus: dict[int, int]) -> str:
         "TASK": [f"{place['title']} @ {place['host']}" for place in places],
         "THREAD": [f"THREAD 1.{place['rank'] + 1}.1" for place in places],
     }
-    return "\n".join(f"LEVEL {level} SIZE {len(names)}\n" + "".join(f"{name}\n" for name in names)
-                     for level, names in levels.items())  # fmt: skip
+    parts = ["\n".join([f"LEVEL {level} SIZE {len(names)}", *names, ""]) for level, names in levels.items()]
+    return "\n".join(parts)

@@ -32,13 +32,12 @@ class RankSpans:
 class Spans:
     """All ranks of the job in order, also those without a trace. end: the run's last moment, ns from its start.
 
-    rates: by node, an array of COUNTERS whose fields are rates: bytes/s (stalled: ticks/s) from `time` until the next
-    entry's. counts: by node, the counters from 0 on.
+    counted: by node, two arrays of COUNTERS: the counters from 0 on, and their rates, bytes/s (stalled: ticks/s) from
+    `time` until the next entry's; the last rate is 0.
     """
 
     ranks: list[RankSpans]
-    rates: dict[int, np.ndarray]
-    counts: dict[int, np.ndarray]
+    counted: dict[int, tuple[np.ndarray, np.ndarray]]
     end: int
 
 
@@ -58,9 +57,8 @@ def lay_out(run: Run) -> Spans:
     end = int(max(times["end"][-1] for times in written))
     nothing = np.empty(0, SPAN)
     ranks = [RankSpans(place, *found.get(place["rank"], (nothing, nothing))) for place in _places(run)]
-    rates = {one.node: _rates(one.records, begin, end) for one in run.counters}
-    counts = {one.node: _counts(one.records, begin, end) for one in run.counters}
-    return Spans(ranks, rates, counts, end)
+    counted = {one.node: _counted(one.records, begin, end) for one in run.counters}
+    return Spans(ranks, counted, end)
 
 
 @dataclass(frozen=True)
@@ -127,24 +125,19 @@ def _with_the_last(steps: np.ndarray, phases: np.ndarray) -> np.ndarray:
     return np.concatenate([steps, envelope])
 
 
-def _rates(samples: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """Return the rates between counter samples of a node; the last one is 0. A counter that restarts counts as 0."""
-    samples = _last_of_equals(samples)
-    rates = np.zeros(len(samples), COUNTERS)
-    rates["time"] = np.clip(samples["time"] - begin, 0, end - begin)
-    for name in COUNTERS.names[1:]:
-        grown = np.maximum(0, np.diff(samples[name]))
-        rates[name][:-1] = np.rint(grown / np.diff(samples["time"]) * 1e9)
-    return _last_of_equals(rates)
-
-
-def _counts(samples: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """Return the growth of a node's counters since their first sample. A counter that restarts has not grown."""
+def _counted(samples: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a node's counters from 0 on, and their rates. A counter that restarts has not grown meanwhile."""
     counts = samples.copy()
-    counts["time"] = np.clip(samples["time"] - begin, 0, end - begin)
     for name in COUNTERS.names[1:]:
         counts[name] = np.cumsum(np.maximum(0, np.diff(samples[name], prepend=samples[name][:1])))
-    return _last_of_equals(counts)
+    counts = _last_of_equals(counts)
+    rates = np.zeros(len(counts), COUNTERS)
+    rates["time"] = counts["time"]
+    for name in COUNTERS.names[1:]:
+        rates[name][:-1] = np.rint(np.diff(counts[name]) / np.diff(counts["time"]) * 1e9)
+    for table in (counts, rates):
+        table["time"] = np.clip(table["time"] - begin, 0, end - begin)
+    return _last_of_equals(counts), _last_of_equals(rates)
 
 
 def _last_of_equals(samples: np.ndarray) -> np.ndarray:

@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 
 from traces.plots import look
 from traces.plots.lanes import draw_lanes, label_lanes, lane_height, lanes_of
-from traces.units import mfu_text, ratio_text, short_ms
-from traces.verdict import ranking
-from traces.verdict.ranking import from_slow_to_fast, slowness, speed_text, verdict
+from traces.units import short_ms
+from traces.verdict.ranking import fastest, from_slow_to_fast, grounds, slowness, speed_text, verdict
 from traces.verdict.summary import TimedRun, parts
 from traces.verdict.titles import title_lines
 
 LABEL_CHARACTERS = 22  # left of a horizontal bar
+UNDER_BAR = 14  # characters of a line under a bar
 BAR_INCHES = 0.34
 GAP_INCHES = 0.30
 # A run with rounds has a higher row: a thinner bar, and below it a circle for each round on a line.
@@ -33,16 +33,18 @@ def draw_phases(measured: list[TimedRun]) -> Figure:
     """Draw a bar for each run, in the given order, with waiting hatched at its top."""
     cuts = [parts(one.figures) for one in measured]
     top = max(sum(cut.values()) for cut in cuts)
-    title = _of_phases(measured)
+    (first, *others) = measured
+    facts = speed_text(first.figures, [first.figures]), "the parts are a mean rank's"
+    title = _finding(measured) if others else title_lines(first.diagnosis, first.label, "phases", *facts)
     # The headline of a single run is longer than the sentence about several.
     width = 8.0 if len(measured) == 1 else min(12.0, max(6.4, 3.6 + 1.5 * len(measured)))
     notes = [*look.facts(measured), look.median_note(measured)]
     with look.page(width, 3.9, *title, notes=notes) as figure:
         axes = figure.subplots()
         for place, (one, cut) in enumerate(zip(measured, cuts, strict=True)):
-            _stack(axes.bar, axes.text, place, 0.62, cut, top)
+            _stack(axes, place, 0.62, cut, top)
             _write_speed(axes, place, one, sum(cut.values()))
-        axes.set_xticks(range(len(measured)), [look.under_bar(one.label) for one in measured])
+        axes.set_xticks(range(len(measured)), [textwrap.fill(one.label, UNDER_BAR) for one in measured])
         beside = 1.0 if len(measured) == 1 else 0.6
         axes.set_xlim(-beside, len(measured) - 1 + beside)
         axes.set_ylim(0, top * 1.16)
@@ -55,41 +57,40 @@ def draw_phases(measured: list[TimedRun]) -> Figure:
     return figure
 
 
-def _of_phases(measured: list[TimedRun]) -> tuple[str, str]:
+def _finding(measured: list[TimedRun]) -> tuple[str, str]:
+    """Return title and subtitle of several runs: the fastest one. Each run's own verdict is above its timeline."""
     runs = [one.figures for one in measured]
     sentence = verdict(runs)
-    if len(measured) > 1:
-        return sentence[0].upper() + sentence[1:], ""
-    (one,) = measured
-    return title_lines(one.diagnosis, one.label, "phases", speed_text(one.figures, runs), "the parts are a mean rank's")
+    return sentence[0].upper() + sentence[1:], grounds(runs)
 
 
-def _stack(bar, text, place: float, width: float, cut: dict[str, float], longest: float) -> float:
-    """Draw a run's parts end to end with axes.bar or axes.barh, each with its milliseconds. Return where they end."""
+def _stack(axes, place: float, width: float, cut: dict[str, float], longest: float, is_flat=False) -> float:
+    """Draw a run's parts end to end, each with its milliseconds, upwards or, if is_flat, to the right.
+
+    Return where they end.
+    """
+    draw_bar = axes.barh if is_flat else axes.bar
     at = 0.0
-    for names, _, ink in look.stack_order(cut):
+    for names, colour, ink in look.stack_order(cut):
         ms = sum(cut[name] for name in names)
-        bar(place, ms, width, at, **look.bar_style(names[0], ms < EDGED * longest))
+        is_waiting = "waiting" in names
+        plain = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.8 if ms >= EDGED * longest else 0}
+        draw_bar(place, ms, width, at, **(look.WAITING_STYLE if is_waiting else plain))
         if ms > NUMBERED * longest:
             # Numbers on hatching need a plain background.
-            box = {"facecolor": look.COLOUR["waiting"], "edgecolor": "none", "pad": 1.2}
-            middle = (at + ms / 2, place) if bar.__name__ == "barh" else (place, at + ms / 2)
-            text(*middle, short_ms(ms), ha="center", va="center", size=8, color=ink,
-                 bbox=box if "waiting" in names else None)  # fmt: skip
+            box = {"facecolor": colour, "edgecolor": "none", "pad": 1.2} if is_waiting else None
+            middle = (at + ms / 2, place) if is_flat else (place, at + ms / 2)
+            axes.text(*middle, short_ms(ms), ha="center", va="center", size=8, color=ink, bbox=box)
         at += ms
     return at
 
 
 def _write_speed(axes, place: int, one: TimedRun, height: float) -> None:
     rate = one.figures["tokens_per_s"]
-    mfu = one.figures["mfu"]
-    below = [] if rate is None else [f"{rate:,.0f} tokens/s"]
-    if mfu is not None:
-        below += f"MFU {mfu_text(mfu, one.figures['peak_underestimated'])}".replace(" (", "\n(").split("\n")
-    style = {"textcoords": "offset points", "ha": "center"}
-    axes.annotate("\n".join(below), (place, height), (0, 4), **style, size=8, color=look.FAINT)
+    below = ([] if rate is None else [f"{rate:,.0f} tokens/s"]) + look.mfu_lines(one.figures)
+    look.note(axes, "\n".join(below), (place, height), (0, 4), ha="center", size=8, color=look.FAINT)
     total = f"{short_ms(one.figures['step_ms'])} ms"
-    axes.annotate(total, (place, height), (0, 4 + 11 * len(below)), **style, size=10, weight="bold")
+    look.note(axes, total, (place, height), (0, 4 + 11 * len(below)), ha="center", size=10, weight="bold")
 
 
 def draw_comparison(measured: list[TimedRun]) -> Figure:
@@ -101,10 +102,10 @@ def draw_comparison(measured: list[TimedRun]) -> Figure:
     stepped = [one for one in measured if one.figures["exchanges"]] or measured
     cuts = [parts(one.figures) for one in measured]
     lanes = [lanes_of(one, one.times.representative(), 1) for one in stepped]
-    limit = max([sum(cut.values()) for cut in cuts] + [one.length for one in lanes])
-    limit = max([limit, *(ms for one in measured for ms in _rounds_ms(one.figures))])
+    rounds_ms = [ms for one in measured for ms in _rounds_ms(one.figures)]
+    limit = max([sum(cut.values()) for cut in cuts] + [one.length for one in lanes] + rounds_ms)
     lane = [lane_height(len(one.run.ranks), 1.3) for one in stepped]
-    heights = [(ROW_INCHES if any(_rounds_ms(one.figures) for one in measured) else BAR_INCHES) * len(measured)]
+    heights = [(ROW_INCHES if rounds_ms else BAR_INCHES) * len(measured)]
     heights += [inches * len(one.run.ranks) for inches, one in zip(lane, stepped, strict=True)]
     handles = look.legend_handles({name for cut in cuts for name in cut})
     notes = [*look.facts(measured), look.median_note(measured)]
@@ -130,17 +131,16 @@ def draw_comparison(measured: list[TimedRun]) -> Figure:
 def _draw_bars(axes, measured: list[TimedRun], cuts: list[dict[str, float]], limit: float) -> None:
     runs = [one.figures for one in measured]
     ranked = from_slow_to_fast(runs)
-    best = ranking.fastest(runs) if ranked else []
+    best = fastest(runs) if ranked else []
     weights = ["bold" if figures in best else "normal" for figures in runs]
     for place, (figures, cut, weight) in enumerate(zip(runs, cuts, weights, strict=True)):
         rounds_ms = _rounds_ms(figures)
         rise, height = (BAR_RISE, BAR_HEIGHT) if rounds_ms else (0.0, 0.74)
-        end = _stack(axes.barh, axes.text, place - rise, height, cut, limit)
-        _draw_rounds(axes, place + ROUNDS_FALL, rounds_ms)
-        axes.annotate(
-            _speed_text(figures, ranked, runs), (max([end, *rounds_ms]), place), (7, 0), textcoords="offset points",
-            va="center", size=10, weight=weight, annotation_clip=False,
-        )  # fmt: skip
+        end = _stack(axes, place - rise, height, cut, limit, is_flat=True)
+        if rounds_ms:
+            _draw_rounds(axes, place + ROUNDS_FALL, rounds_ms)
+        text = _speed_text(figures, ranked, runs)
+        look.note(axes, text, (max([end, *rounds_ms]), place), (7, 0), va="center", size=10, weight=weight)
     axes.set_ylim(len(measured) - 0.5, -0.5)
     axes.set_yticks(range(len(measured)), [_bar_label(figures) for figures in runs], size=10)
     for label, weight in zip(axes.get_yticklabels(), weights, strict=True):
@@ -155,10 +155,9 @@ def _rounds_ms(figures: dict) -> list[float]:
 
 def _draw_rounds(axes, place: float, rounds_ms: list[float]) -> None:
     """Draw a circle for each round, on a line from the fastest to the slowest, which shows overlaps."""
-    if rounds_ms:
-        axes.plot([min(rounds_ms), max(rounds_ms)], [place] * 2, color=look.INK, linewidth=1.2, clip_on=False)
-        style = {"marker": "o", "markersize": 4.5, "markerfacecolor": "white", "markeredgecolor": look.INK}
-        axes.plot(rounds_ms, [place] * len(rounds_ms), linestyle="none", clip_on=False, zorder=3, **style)
+    axes.plot([min(rounds_ms), max(rounds_ms)], [place] * 2, color=look.INK, linewidth=1.2, clip_on=False)
+    style = {"markersize": 4.5, "markerfacecolor": "white", "markeredgecolor": look.INK}
+    axes.plot(rounds_ms, [place] * len(rounds_ms), "o", clip_on=False, zorder=3, **style)
 
 
 def _bar_label(figures: dict) -> str:
@@ -170,24 +169,6 @@ def _bar_label(figures: dict) -> str:
 def _speed_text(figures: dict, ranked: list[dict], runs: list[dict]) -> str:
     """Return the run's speed and its ratio to the slowest run's. In a tie the ratio may be noise, and is left out."""
     text = speed_text(figures, runs).removesuffix(" a step")
-    is_proven = figures in ranked and (figures not in (best := ranking.fastest(runs)) or len(best) == 1)
+    is_proven = figures in ranked and (figures not in (best := fastest(runs)) or len(best) == 1)
     ratio = slowness(ranked[0], runs) / slowness(figures, runs) if is_proven else 1.0
     return f"{text}   {ratio:.1f}\N{MULTIPLICATION SIGN}" if ratio >= 1.05 else text
-
-
-def _finding(measured: list[TimedRun]) -> tuple[str, str]:
-    """Return title and subtitle: the fastest run. Each run's own verdict is above its timeline."""
-    runs = [one.figures for one in measured]
-    ranked = from_slow_to_fast(runs)
-    if len(ranked) < 2:
-        return f"{measured[0].label}: {speed_text(runs[0], runs)}", ""
-    tied = ranking.fastest(runs)
-    if len(tied) > 1:
-        return f"A tie: {ranking.tie_text(tied, runs)}", ranking.grounds(runs)
-    slowest = ranked[0]
-    best = ranked[-1]
-    ratio = slowness(slowest, runs) / slowness(best, runs)
-    title = f"{best['label']} is fastest: {speed_text(best, runs)}, {ratio_text(ratio)} than {slowest['label']}"
-    shares = (f"{figures['exchanging_share']:.0%} with {figures['label']}" for figures in (best, slowest))
-    sure = f"All {len(_rounds_ms(best))} rounds of it are faster than any of the others. " if _rounds_ms(best) else ""
-    return title, f"{sure}Exchanging, of a step: {', '.join(shares)}"

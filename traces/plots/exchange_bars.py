@@ -128,10 +128,8 @@ def _draw_bytes(axes, size: dict, contenders: dict[str, dict], report: dict) -> 
 def _draw_limit(axes, at: float, text: str, points: tuple[int, int], align: str, **line) -> None:
     """Draw a vertical line with its text above it, `points` from the line's end."""
     axes.axvline(at, color=look.VERMILLION, **{"linewidth": 1.4} | line)
-    axes.annotate(
-        text, (at, 1), points, textcoords="offset points", xycoords=("data", "axes fraction"), ha=align, size=8,
-        color=look.VERMILLION,
-    )  # fmt: skip
+    over = {"xycoords": ("data", "axes fraction"), "ha": align, "size": 8, "color": look.VERMILLION}
+    look.note(axes, text, (at, 1), points, **over)
 
 
 def _draw_bar(axes, place: int, length: float, one: dict) -> None:
@@ -141,7 +139,7 @@ def _draw_bar(axes, place: int, length: float, one: dict) -> None:
 def _write(axes, place: int, beside: float, text: str) -> None:
     """Write the bar's number, on a background that hides lines."""
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-    axes.annotate(text, (beside, place), (5, 0), textcoords="offset points", va="center", size=8.5, bbox=box)
+    look.note(axes, text, (beside, place), (5, 0), va="center", size=8.5, bbox=box)
 
 
 def _style_rows(axes, names: list[str], right: float) -> None:

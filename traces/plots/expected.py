@@ -6,14 +6,16 @@ measured exchange against the cost model's.
 """
 
 import math
+import textwrap
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from traces.plots import look
+from traces.plots.comparison import UNDER_BAR
 from traces.read.efficiency import Efficiency, efficiency, ideal_runtimes
-from traces.units import count_text, mfu_text
+from traces.units import count_text
 from traces.verdict.summary import TimedRun
 
 LOST = {
@@ -37,9 +39,8 @@ def draw_scaling(measured: list[TimedRun]) -> Figure:
     notes = [*look.facts(measured), look.median_note(measured)]
     width = max(9.4, 4.7 + 0.95 * len(found))
     largest = measured[-1]
-    subtitle = (
-        f"{largest.label} on {count_text(largest.figures['ranks'], 'rank')}: {largest.diagnosis.finding.headline}"
-    )
+    size = count_text(largest.figures["ranks"], "rank")
+    subtitle = f"{largest.label} on {size}: {largest.diagnosis.finding.headline}"
     with look.page(width, 3.7, _speedup(measured), subtitle, handles, notes) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(4.7, width - 4.7))
         _draw_rates(left, measured)
@@ -54,8 +55,7 @@ def _draw_rates(axes, measured: list[TimedRun]) -> None:
     most = max(ranks)
     first = max(rate for rate, count in zip(rates, ranks, strict=True) if count == fewest)
     axes.plot([fewest, most], [first, first * most / fewest], **PERFECT)
-    axes.annotate("perfect", (most, first * most / fewest), (-4, 2), ha="right", size=8,
-                  textcoords="offset points", color=look.FAINT)  # fmt: skip
+    look.note(axes, "perfect", (most, first * most / fewest), (-4, 2), ha="right", size=8, color=look.FAINT)
     for place, name in enumerate(dict.fromkeys(one.run.label for one in measured)):
         own = [(r, t) for r, t, one in zip(ranks, rates, measured, strict=True) if one.run.label == name]
         axes.plot(*zip(*own, strict=True), color=COLOURS[place % 6], marker=MARKERS[place % 6], label=name)
@@ -96,12 +96,8 @@ def _draw_efficiencies(axes, measured: list[TimedRun], found: list[Efficiency]) 
 
 def _bar_label(one: TimedRun, several: bool) -> str:
     """Return the label under a bar: ranks, the strategy if there are several, MFU if it is known."""
-    figures = one.figures
-    lines = [str(figures["ranks"])]
-    lines += [look.under_bar(one.run.label)] if several else []
-    if figures["mfu"] is not None:
-        lines += [f"MFU {mfu_text(figures['mfu'], figures['peak_underestimated'])}".replace(" (", "\n(")]
-    return "\n".join(filter(None, lines))
+    strategy = [textwrap.fill(one.run.label, UNDER_BAR)] if several else []
+    return "\n".join([str(one.figures["ranks"]), *strategy, *look.mfu_lines(one.figures)])
 
 
 def _size(measured: list[TimedRun], ranks: int) -> str:
@@ -130,8 +126,8 @@ def draw_model(points: list[tuple[str, float, float]]) -> Figure:
         for label, predicted, measured in points:
             axes.plot(predicted, measured, "o", color=look.BLUE, ms=6)
             is_far_right = math.log(predicted / low) > 2 / 3 * math.log(high / low)
-            side = {"xytext": (-7, -3), "ha": "right"} if is_far_right else {"xytext": (7, -3)}
-            axes.annotate(label, (predicted, measured), textcoords="offset points", size=8, **side)
+            points, align = ((-7, -3), "right") if is_far_right else ((7, -3), "left")
+            look.note(axes, label, (predicted, measured), points, size=8, ha=align)
         axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -139,8 +135,8 @@ def draw_model(points: list[tuple[str, float, float]]) -> Figure:
             axis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("the model's exchange, ms")
         axes.set_ylabel("measured, ms")
-        axes.annotate(f"± {WITHIN:.0%}", (high / 1.1, high / 1.1 * (1 - WITHIN)), ha="right", va="top", size=8,
-                      color=look.FAINT)  # fmt: skip
+        corner = (high / 1.1, high / 1.1 * (1 - WITHIN))
+        axes.text(*corner, f"± {WITHIN:.0%}", ha="right", va="top", size=8, color=look.FAINT)
     return figure
 
 

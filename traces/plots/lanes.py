@@ -1,4 +1,7 @@
-"""The lanes of a timeline: a row for each rank, nodes as bands, spans as coloured bars with hatched waiting."""
+"""The lanes of a timeline: a row for each rank, nodes as bands, spans as coloured bars with hatched waiting.
+
+Lanes of ranks that share models are sorted by replica, stage and shard, with the numbers of the microbatches.
+"""
 
 from dataclasses import dataclass
 from math import ceil, log2
@@ -7,9 +10,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
-from traces.plots.look import BAND, BUBBLE_STYLE, COLOUR, FAINT, WAITING_STYLE
-from traces.plots.stage_lanes import label_places, lane_order
-from traces.read.pipeline_times import bubbles_ns
+from traces.plots.look import BAND, BUBBLE_STYLE, COLOUR, FAINT, INK, WAITING_STYLE
+from traces.read.pipeline_times import bubbles_ns, passes_of
+from traces.read.runs import Run
 from traces.record.phases import COMPUTE, INDEX, PHASES, STEP
 from traces.verdict.summary import TimedRun
 
@@ -20,6 +23,9 @@ NARROWEST_HATCHED = 0.003
 # Lower lanes (in inches) have no gaps.
 LOWEST_WITH_GAP = 0.06
 NUMBER_POINTS = 20  # room for a rank's number between its lane and the node's name
+LANE_INCHES = 0.32  # room for microbatch numbers, if lanes are few
+LETTER_INCHES = 0.068
+MOST_NUMBERS = 1000
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,8 @@ def lanes_of(measured: TimedRun, first: int, count: int) -> Lanes:
     wait = np.where(records["phase"] == INDEX["wait"], duration, waits) * 1e-6
     rank = np.repeat(np.arange(len(ranks)), [np.count_nonzero(keep) for keep in chosen])
     row = np.argsort(lane_order(measured.run))[rank]
-    start, end = ((records[edge] - begin) * 1e-6 for edge in ("start", "end"))
+    start = (records["start"] - begin) * 1e-6
+    end = (records["end"] - begin) * 1e-6
     length = (int(times.end_ns[first + count - 1].max()) - begin) * 1e-6
     return Lanes(row, records["phase"], start, wait, end, np.minimum(bubbles * 1e-6, wait), length)
 
@@ -83,10 +90,8 @@ def draw_lanes(axes: Axes, lanes: Lanes, ranks: int, lane_inches: float) -> None
     arrived = lanes.start + lanes.wait
 
     def fill(chosen, left, right, **style):
-        left, right, row = left[chosen], right[chosen], lanes.row[chosen]
-        low, high = row - height / 2, row + height / 2
-        x, y = np.stack([left, right, right, left], axis=1), np.stack([low, low, high, high], axis=1)
-        axes.add_collection(PolyCollection(np.stack([x, y], axis=2), rasterized=pixels, **style), autolim=False)
+        low = lanes.row[chosen] - height / 2
+        add_bars(axes, left[chosen], right[chosen], low, low + height, rasterized=pixels, **style)
 
     for name in PHASES:
         chosen = lanes.phase == INDEX[name]
@@ -102,6 +107,13 @@ def draw_lanes(axes: Axes, lanes: Lanes, ranks: int, lane_inches: float) -> None
         fill(is_wide, left, right, **style)
     axes.set_xlim(0, lanes.length)
     axes.set_ylim(ranks - 0.4, -0.6)
+
+
+def add_bars(axes: Axes, left, right, low, high, **style) -> None:
+    """Draw bars with these edges, (n,) each, as one collection."""
+    x = np.stack([left, right, right, left], axis=1)
+    y = np.stack([low, low, high, high], axis=1)
+    axes.add_collection(PolyCollection(np.stack([x, y], axis=2), **style), autolim=False)
 
 
 def label_lanes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool = False) -> None:
@@ -127,7 +139,9 @@ def label_nodes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool 
     margin = inches / (axes.figure.get_figwidth() - inches - 0.2)
     for order, node in enumerate(dict.fromkeys(nodes)):
         lanes = [rank for rank, other in enumerate(nodes) if other == node]
-        for low, high in _runs_of(lanes):
+        for stretch in np.split(lanes, np.flatnonzero(np.diff(lanes) != 1) + 1):  # of neighbouring lanes
+            low = int(stretch[0])
+            high = int(stretch[-1])
             if order % 2 == 0:
                 axes.axhspan(low - 0.5, high + 0.5, -margin, 1, color=BAND, zorder=0, linewidth=0, clip_on=False)
             if order % named == 0:
@@ -148,12 +162,57 @@ def _node_text(identity: dict, hosts: bool) -> str:
     return f"node {identity['node']}{host if hosts else ''}"
 
 
-def _runs_of(lanes: list[int]) -> list[tuple[int, int]]:
-    """Return first and last of each stretch of consecutive numbers: [0, 1, 4] gives [(0, 1), (4, 4)]."""
-    stretches = np.split(lanes, np.flatnonzero(np.diff(lanes) != 1) + 1)
-    return [(int(stretch[0]), int(stretch[-1])) for stretch in stretches]
-
-
 def lane_height(ranks: int, most: float) -> float:
     """Return a lane's inches: 0.2, or less so that all ranks fit into `most`."""
     return min(0.2, most / ranks)
+
+
+def lane_order(run: Run) -> np.ndarray:
+    """Return (R,) indices into run.ranks, from the top lane down."""
+    return np.arange(len(run.ranks)) if run.mesh is None else run.mesh.order
+
+
+def label_places(axes: Axes, run: Run, lane_inches: float) -> None:
+    """Write "stage 0 shard 1 (rank 3)" left of the lanes, as many as fit, with the host if there are several nodes.
+
+    Draws bands behind every other replica or, of a single replica, every other stage.
+    """
+    order = lane_order(run)
+    mesh = run.mesh
+    every = 2 ** max(0, ceil(log2(0.14 / lane_inches)))
+    labels = []
+    for place in order[::every].tolist():
+        host = f", {run.ranks[place].identity['host'].split('.')[0][:16]}" if len(run.nodes) > 1 else ""
+        labels.append(f"{mesh.name(place)} (rank {run.rank_numbers[place]}{host})")
+    axes.set_yticks(range(0, len(order), every), labels, size=7.5, color=INK)
+    axes.tick_params(axis="y", length=0, pad=4)
+    axes.spines["left"].set_visible(False)
+    bands = (mesh.replica if mesh.replicas > 1 else mesh.stage)[order]
+    stretches = np.split(np.arange(len(bands)), np.flatnonzero(np.diff(bands)) + 1)
+    for lanes in stretches[::2] if len(stretches) < len(bands) else ():
+        axes.axhspan(lanes[0] - 0.5, lanes[-1] + 0.5, color=BAND, zorder=0, linewidth=0)
+
+
+def number_microbatches(axes: Axes, measured: TimedRun, first: int, count: int) -> None:
+    """Write each microbatch's number, counted from 1, into its forward and its backward where the bar is wide enough.
+
+    For `count` steps from index `first` of the measured steps. The axes' limits must be set.
+    """
+    times = measured.times
+    run = measured.run
+    begin = int(times.start_ns[first].min())
+    steps = times.steps[first : first + count]
+    low, high = axes.get_xlim()
+    inches_a_ms = axes.figure.get_figwidth() * 0.8 / (high - low)
+    numbers = []
+    for row, place in enumerate(lane_order(run).tolist()):
+        passes = passes_of(run.ranks[place].records)
+        wide = LETTER_INCHES * (np.log10(passes.microbatch + 1).astype(int) + 1.4)
+        fits = np.isin(passes.step, steps) & ((passes.end - passes.start) * 1e-6 * inches_a_ms > wide)
+        for index in np.flatnonzero(fits).tolist():
+            middle = ((passes.start[index] + passes.end[index]) / 2 - begin) * 1e-6
+            numbers.append((middle, row, passes.microbatch[index] + 1, PHASES[passes.phase[index]]))
+    for middle, row, number, phase in numbers if len(numbers) <= MOST_NUMBERS else ():
+        box = {"facecolor": COLOUR[phase], "edgecolor": "none", "pad": 0.8}  # hides the sums that cut the bar
+        ink = "white" if phase == "backward" else INK
+        axes.text(middle, row, f"{number}", ha="center", va="center_baseline", size=7, color=ink, bbox=box)

@@ -6,7 +6,6 @@ finds the picture's margins.
 """
 
 import re
-import textwrap
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from traces.record.phases import COPY, PIPELINE
-from traces.units import count_text, short_count
+from traces.units import count_text, mfu_text, short_count
 from traces.verdict.summary import TimedRun
 
 INK = "#222222"
@@ -78,13 +77,6 @@ def stack_order(parts) -> list[tuple[tuple[str, ...], str, str]]:
     return [group for group in present if group[0]]
 
 
-def bar_style(part: str, is_thin: bool) -> dict:
-    """Return the style of a segment of a stacked bar. A thin one has no white edge, which would hide it."""
-    return WAITING_STYLE if part in ("wait", "waiting") else {
-        "facecolor": COLOUR[part], "edgecolor": "white", "linewidth": 0 if is_thin else 0.8
-    }  # fmt: skip
-
-
 def legend_handles(parts, between: str = " / ") -> list[Patch]:
     """Return a patch for each group with names in `parts`; `between` joins the names of a group."""
     handles = []
@@ -142,17 +134,17 @@ def _draw_legend(figure: Figure, handles: list, inches: float) -> None:
     )  # fmt: skip
 
 
+def note(axes, text: str, at: tuple, points: tuple[float, float], **style):
+    """Write text so many `points` from a place, also outside the axes. style: as for axes.annotate."""
+    return axes.annotate(text, at, points, textcoords="offset points", annotation_clip=False, **style)
+
+
 def draw_colours(axes, image, unit: str) -> None:
     """Draw the colour scale right of the image."""
     bar = axes.figure.colorbar(image, cax=axes.inset_axes((1.015, 0, 0.016, 1)))
     bar.outline.set_visible(False)
     bar.ax.set_title(unit, size=8, loc="left", pad=4)
     bar.ax.tick_params(labelsize=7, length=2)
-
-
-def under_bar(label: str) -> str:
-    """Return a run's label in short lines, for its place under a bar."""
-    return textwrap.fill(label, 14)
 
 
 def median_note(measured: list[TimedRun]) -> str:
@@ -162,6 +154,13 @@ def median_note(measured: list[TimedRun]) -> str:
     rounds = max(len(one.figures.get("rounds", [])) for one in measured)
     of_rounds = f"median of {count_text(rounds, 'round')} in turns (circles), each of them the " if rounds else ""
     return of_rounds + " or ".join(dict.fromkeys(texts))
+
+
+def mfu_lines(figures: dict) -> list[str]:
+    """Return a run's MFU in short lines, none if it is unknown."""
+    if figures["mfu"] is None:
+        return []
+    return f"MFU {mfu_text(figures['mfu'], figures['peak_underestimated'])}".replace(" (", "\n(").split("\n")
 
 
 def facts(measured: list[TimedRun]) -> list[str]:

@@ -12,7 +12,6 @@ from traces.verdict.summary import TimedRun
 COLOURS = (look.SKY, look.VERMILLION, "#000000", look.GREEN, look.PURPLE, look.ORANGE, look.BLUE)
 DASHES = ("-", (0, (5, 3)), (0, (1, 2)), (0, (7, 2, 1, 2)), (0, (3, 5)), (0, (2, 1)), (0, (9, 4)))
 MARKERS = "os^Dv<P"
-MOST_TO_AVOID = 50_000  # with more points, it takes seconds to find a place where the legend hides none
 
 
 def draw(measured: list[TimedRun]) -> Figure:
@@ -26,8 +25,7 @@ def draw(measured: list[TimedRun]) -> Figure:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel("loss" if any("program" in one.run.config for one in measured) else "loss (nats per token)")
         axes.grid(axis="y", color="#E6E6E6", linewidth=0.6)
-        where = "best" if sum(map(np.size, curves)) < MOST_TO_AVOID else "upper right"
-        axes.legend(frameon=False, loc=where, handlelength=4, title="line: training, marker: validation")
+        axes.legend(frameon=False, loc="upper right", handlelength=4, title="line: training, marker: validation")
     return figure
 
 

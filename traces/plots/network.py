@@ -112,7 +112,8 @@ def _draw_table(axes, table: np.ndarray, norm, what: str):
 
 
 def _messages(between: np.ndarray) -> str:
-    into, out = (between.sum(axis=axis) * 1e-6 for axis in (0, 1))
+    into = between.sum(axis=0) * 1e-6
+    out = between.sum(axis=1) * 1e-6
     if not into.max():
         return "nothing leaves a node"
     return f"in an exchange a node receives {_range(into)} and sends {_range(out)}"

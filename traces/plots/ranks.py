@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from traces.plots import look
-from traces.plots.lanes import label_lanes, lane_height
-from traces.plots.stage_lanes import lane_order
+from traces.plots.lanes import label_lanes, lane_height, lane_order
 from traces.read.waits import STATES
 from traces.record.phases import COMPUTE, EXCHANGE, INDEX, PIPELINE
 from traces.units import short_ms

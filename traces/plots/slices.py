@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from traces.plots import look
-from traces.plots.lanes import MOST_VECTOR_SPANS, label_nodes
+from traces.plots.lanes import MOST_VECTOR_SPANS, add_bars, label_nodes
 from traces.record.phases import EXCHANGE, INDEX
 from traces.units import bytes_text
 from traces.verdict.summary import TimedRun
@@ -59,7 +58,8 @@ def calls_of(measured: TimedRun) -> StepCalls | None:
     if not len(found):
         return None
     rank = np.repeat(np.arange(len(ranks)), [len(calls) for calls in ranks])
-    start, end = ((found[edge] - begin) * 1e-6 for edge in ("start", "end"))
+    start = (found["start"] - begin) * 1e-6
+    end = (found["end"] - begin) * 1e-6
     end_ms = (int(times.end_ns[index].max()) - begin) * 1e-6
     return StepCalls(rank, np.searchsorted(numbers, found["root"]), found["phase"], start, end, found["bytes"], end_ms)
 
@@ -78,19 +78,18 @@ def draw(measured: TimedRun) -> Figure | None:
     with look.page(9, lane * ranks + 0.7, *title, look.legend_handles(calls.kinds), notes) as figure:
         axes = figure.subplots()
         for name in calls.kinds:
-            for is_root in (False, True):
+            for is_root, light in ((False, 1.0), (True, 0.45)):
                 chosen = (calls.kind == INDEX[name]) & ((calls.root == calls.rank) == is_root)
-                _draw_lines(axes, calls, chosen, ranks, _colour(name, is_root))
+                _draw_lines(axes, calls, chosen, ranks, light * np.array(to_rgb(look.COLOUR[name])))
         axes.set_xlim(0, max(calls.end.max(), calls.end_ms))
         axes.set_ylim(ranks - 0.5, -0.5)
         axes.set_xlabel("milliseconds from the step's beginning", labelpad=2)
         label_nodes(axes, measured, lane)
         _mark(axes, measured, calls)
         for root in np.unique(calls.root).tolist():
-            axes.annotate(
-                bytes_text(slice_bytes(calls, root)), (1, root), (3, 0), xycoords=("axes fraction", "data"),
-                textcoords="offset points", va="center", size=7, color=look.FAINT, annotation_clip=False,
-            )  # fmt: skip
+            size = bytes_text(slice_bytes(calls, root))
+            beside = {"xycoords": ("axes fraction", "data"), "va": "center"}
+            look.note(axes, size, (1, root), (3, 0), size=7, color=look.FAINT, **beside)
     return figure
 
 
@@ -112,19 +111,12 @@ def slice_bytes(calls: StepCalls, root: int) -> int:
     return int(calls.size[own].sum())
 
 
-def _draw_lines(axes: Axes, calls: StepCalls, chosen: np.ndarray, ranks: int, colour: str) -> None:
+def _draw_lines(axes: Axes, calls: StepCalls, chosen: np.ndarray, ranks: int, colour) -> None:
     """Draw a line for each call, in its root's lane at its rank's height."""
     height = LANE_PART / ranks
-    left, right = calls.start[chosen], calls.end[chosen]
     low = calls.root[chosen] - LANE_PART / 2 + height * calls.rank[chosen]
-    x, y = np.stack([left, right, right, left], axis=1), np.stack([low, low, low + height, low + height], axis=1)
-    pixels = len(calls.rank) > MOST_VECTOR_SPANS
-    lines = PolyCollection(np.stack([x, y], axis=2), facecolor=colour, linewidth=0, rasterized=pixels)
-    axes.add_collection(lines, autolim=False)
-
-
-def _colour(name: str, is_root: bool) -> tuple[float, ...]:
-    return tuple(part * (0.45 if is_root else 1.0) for part in to_rgb(look.COLOUR[name]))
+    style = {"facecolor": colour, "linewidth": 0, "rasterized": len(calls.rank) > MOST_VECTOR_SPANS}
+    add_bars(axes, calls.start[chosen], calls.end[chosen], low, low + height, **style)
 
 
 def _mark(axes: Axes, measured: TimedRun, calls: StepCalls) -> None:
@@ -141,7 +133,5 @@ def _mark(axes: Axes, measured: TimedRun, calls: StepCalls) -> None:
         marks["backward ends"] = (max(found) - int(times.start_ns[index].min())) * 1e-6
     for text, moment in marks.items():
         axes.axvline(moment, color=look.INK, linewidth=0.8, linestyle=(0, (3, 2)))
-        axes.annotate(
-            text, (moment, 1), (0, 2), xycoords=("data", "axes fraction"), textcoords="offset points", size=7.5,
-            ha="center", color=look.FAINT, annotation_clip=False,
-        )  # fmt: skip
+        above = {"xycoords": ("data", "axes fraction"), "ha": "center"}
+        look.note(axes, text, (moment, 1), (0, 2), size=7.5, color=look.FAINT, **above)

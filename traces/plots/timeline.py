@@ -8,8 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from traces.plots import look
-from traces.plots.lanes import draw_lanes, label_lanes, lane_height, lanes_of
-from traces.plots.stage_lanes import LANE_INCHES, number_microbatches
+from traces.plots.lanes import LANE_INCHES, draw_lanes, label_lanes, lane_height, lanes_of, number_microbatches
 from traces.read.trace_files import NodeCounters
 from traces.read.traffic import WAYS
 from traces.units import count_text, short_ms
@@ -77,10 +76,8 @@ def _mark_steps(axes, measured: TimedRun, first: int, count: int) -> None:
     for index in range(first, first + count):
         left = (times.start_ns[index].min() - begin) * 1e-6
         axes.axvline(left, color=look.INK, linewidth=0.8)
-        axes.annotate(
-            f"step {times.steps[index]}", (left, 1), (3, 2), xycoords=("data", "axes fraction"),
-            textcoords="offset points", size=8, color=look.FAINT, annotation_clip=False,
-        )  # fmt: skip
+        text = f"step {times.steps[index]}"
+        look.note(axes, text, (left, 1), (3, 2), xycoords=("data", "axes fraction"), size=8, color=look.FAINT)
 
 
 def _shown_ports(measured: TimedRun) -> list[NodeCounters]:

@@ -29,9 +29,8 @@ HELD = ("peak_memory_bytes", "gpu_memory_bytes")  # logged only when they change
 def draw(measured: TimedRun) -> Figure:
     """Draw a panel for each quantity that log.jsonl has. The log must have rows."""
     log = measured.run.log
-    steps, is_skipped = (
-        np.array(column) for column in zip(*((row["step"], "skipped" in row) for row in log), strict=True)
-    )
+    steps = np.array([row["step"] for row in log])
+    is_skipped = np.array(["skipped" in row for row in log])
     panels = [(*panel, column) for panel in PANELS if np.isfinite(column := _column(log, panel[0]) / panel[2]).any()]
     # The log of one start (--start K) begins after that start's own restart.
     found = restarts_of(measured.run.config)
@@ -41,7 +40,7 @@ def draw(measured: TimedRun) -> Figure:
         grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         for axes, (name, label, _, colour, values) in zip(grid, panels, strict=True):
             if name == "grad_norm":
-                _draw_skipped(axes, log)
+                _draw_points(axes, [row for row in log if "skipped" in row], "grad_norm", "x", "skipped")
                 values = np.where(is_skipped, np.nan, values)  # these are crosses, and not part of the mean
             known = np.isfinite(values)
             if known.any():
@@ -50,7 +49,7 @@ def draw(measured: TimedRun) -> Figure:
             for step in restarts:
                 axes.axvline(step + 0.5, color=look.INK, linewidth=0.7, linestyle=(0, (4, 3)))
             if name == "loss":
-                _draw_validation(axes, log, colour)
+                _draw_points(axes, log, "val_loss", "o", "validation")
         _label_first(grid[0], restarts, steps)
         grid[-1].set_xlabel("step")
         grid[-1].xaxis.get_major_locator().set_params(integer=True)
@@ -80,7 +79,8 @@ def _draw_panel(axes, name: str, steps: np.ndarray, values: np.ndarray, colour: 
     if len(at) <= FEW_STEPS:
         axes.plot(at, mean, "o", color=colour, markersize=4)
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.6)
-    low, high = axes.dataLim.y0, axes.dataLim.y1
+    low = axes.dataLim.y0
+    high = axes.dataLim.y1
     if name in FROM_ZERO and low >= 0:
         axes.set_ylim(0, 1.15 * high or 1)
     elif name == "grad_norm" and low > 0 and high > SPIKE * np.median(values):
@@ -114,19 +114,12 @@ def _leave_start_out(axes, loss: np.ndarray) -> None:
         axes.text(0.1, 0.97, f"begins at {begun:.3g}", transform=axes.transAxes, va="top", size=8, color=look.FAINT)
 
 
-def _draw_validation(axes, log: list[dict], colour: str) -> None:
-    rows = [(row["step"], row["val_loss"]) for row in log if row.get("val_loss") is not None]
-    if rows:
-        style = {"markersize": 5, "markerfacecolor": "white", "markeredgecolor": look.INK}
-        axes.plot(*zip(*rows, strict=True), "o", **style, label="validation")
-        axes.plot([], [], color=colour, label="training")
-        axes.legend(frameon=False, loc="upper right", fontsize=8)
-
-
-def _draw_skipped(axes, log: list[dict]) -> None:
-    rows = [(row["step"], row["grad_norm"]) for row in log if "skipped" in row and row.get("grad_norm") is not None]
-    if rows:
-        axes.plot(*zip(*rows, strict=True), "x", color=look.INK, markersize=6, label="skipped")
+def _draw_points(axes, rows: list[dict], name: str, marker: str, label: str) -> None:
+    """Draw a field of those rows that have it."""
+    points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+    if points:
+        style = {"color": look.INK, "markersize": 5, "markerfacecolor": "white"}
+        axes.plot(*zip(*points, strict=True), marker, **style, label=label)
         axes.legend(frameon=False, loc="upper right", fontsize=8)
 
 
@@ -135,10 +128,9 @@ def _label_first(axes, restarts: dict[int, int], steps: np.ndarray) -> None:
     if restarts:
         step = min(restarts)
         is_late = step > (steps[0] + steps[-1]) / 2
-        axes.annotate(
-            "restart", (step + 0.5, 1), (-3 if is_late else 3, -2), xycoords=("data", "axes fraction"),
-            textcoords="offset points", ha="right" if is_late else "left", va="bottom", size=8, annotation_clip=False,
-        )  # fmt: skip
+        points, align = ((-3, -2), "right") if is_late else ((3, -2), "left")
+        place = {"xycoords": ("data", "axes fraction"), "ha": align, "va": "bottom"}
+        look.note(axes, "restart", (step + 0.5, 1), points, size=8, **place)
 
 
 def _title(measured: TimedRun, restarts: dict[int, int]) -> tuple[str, str]:
@@ -148,7 +140,7 @@ def _title(measured: TimedRun, restarts: dict[int, int]) -> tuple[str, str]:
     title += f", resumed {'once' if count == 1 else f'{count} times'}" if count else ""
     after = [f"{step:,}" for step in sorted(restarts)]
     shown = ", ".join(after[:6]) + (", ..." if after[6:] else "")
-    said = [f"restarts after step {shown}"] if after else []
+    facts = [f"restarts after step {shown}"] if after else []
     skipped = sum("skipped" in row for row in log)
-    said += [f"{count_text(skipped, 'update')} skipped"] if skipped else []
-    return title, "; ".join(said)
+    facts += [f"{count_text(skipped, 'update')} skipped"] if skipped else []
+    return title, "; ".join(facts)

@@ -10,7 +10,7 @@ from subprocess import CalledProcessError
 
 from PIL import Image
 
-from scripts.makers.pages.page import FIGURES, ROOT, Part, on_hosts, output_of, read
+from scripts.makers.pages.page import FIGURES, ROOT, on_hosts, output_of, read
 from scripts.prediction.run_prediction import own_schedule
 from scripts.reports import figures
 from traces import read_run
@@ -24,24 +24,24 @@ DPI = 90
 COLOURS = 48  # in a picture
 
 
-def faults(part: Part, folder: Path) -> str:
+def faults(part, folder: Path) -> str:
     """Return a row per case: the fault, the number of right verdicts, the first verdict."""
     found = run_suite("fault_suite.py", folder, folder / "faults.json", "--cases", part.cases)
-    groups = [list(group) for _, group in groupby(found["rows"], lambda row: row["case"])]
-    rows = [{"says": rows[0]["says"], "kind": rows[0]["kind"], "verdict": rows[0]["verdict"].partition("; ")[0],
-             "right": sum(row["right"] for row in rows), "runs": len(rows)} for rows in groups]  # fmt: skip
+    lines = ["| what was done to the run | right | verdict of the first run |", "|---|---|---|"]
+    for _, group in groupby(found["rows"], lambda row: row["case"]):
+        first, *others = group
+        right = sum(row["right"] for row in (first, *others))
+        verdict = f"`{first['kind']}`: {first['verdict'].partition('; ')[0]}"
+        lines.append(f"| {first['says']} | {right} of {1 + len(others)} | {verdict} |")
     (machine,) = found["made_on"].values()
-    return part.filled(rows, summary=found["summary"], made_on=made_on(machine))
+    suite = "`sudo python tests/suites/fault_suite.py`"
+    return "\n".join([*lines, "", f"{found['summary']} {suite}. Made on {made_on(machine)}."])
 
 
-def drawn_faults(part: Part, folder: Path) -> str:
+def drawn_faults(part, folder: Path) -> str:
     """Run random clusters and faults under this Python's MPI; keep the other sets of rows."""
     for number, flags in enumerate(part.flags):
-        try:
-            run_suite("drawn_faults.py", folder / str(number), DRAWN, *flags.split())
-        except CalledProcessError as error:
-            if error.returncode != 1:
-                raise
+        run_suite("drawn_faults.py", folder / str(number), DRAWN, *flags.split())
     return drawn_block(read(DRAWN))
 
 
@@ -67,29 +67,26 @@ def wrong(row: dict) -> str:
 
 
 def run_suite(suite: str, folder: Path, rows: Path, *flags: object) -> dict:
-    """Run a suite into `folder`; return its file of rows."""
-    output_of(suite, "--out", folder, "--json", rows, *flags)
+    """Run a suite into `folder`; return its file of rows. The page shows surprising outcomes too (exit code 1)."""
+    try:
+        output_of(suite, "--out", folder, "--json", rows, *flags)
+    except CalledProcessError as error:
+        if error.returncode != 1:
+            raise
     return read(rows)
 
 
 def made_on(facts: dict) -> str:
     """Describe machine, MPI library and versions."""
+    libraries = [facts["mpi"]] if "mpi" in facts else []
     named = [f"{name} {facts[name]}" for name in facts if name not in ("processor", "cores", "system", "mpi")]
-    return ", ".join(
-        [facts["processor"], f"{facts['cores']} cores", *([facts["mpi"]] if "mpi" in facts else []), *named]
-    )
+    return ", ".join([facts["processor"], f"{facts['cores']} cores", *libraries, *named])
 
 
-def failures(part: Part, folder: Path) -> str:
+def failures(part, folder: Path) -> str:
     """Run all cases, or those of --cases, under this Python's MPI; keep the rows of other MPIs."""
-    cases = part.options.cases
-    try:
-        found = run_suite("failure_suite.py", folder, FAILURES, *(["--cases", cases] if cases else []))
-    except CalledProcessError as error:
-        if error.returncode != 1:
-            raise
-        found = read(FAILURES)  # an outcome is surprising; the page shows it in bold
-    return failures_block(found, part.hidden)
+    cases = ["--cases", part.only] if part.only else []
+    return failures_block(run_suite("failure_suite.py", folder, FAILURES, *cases), part.hidden)
 
 
 def failures_block(found: dict, hidden: list[str]) -> str:
@@ -114,7 +111,7 @@ def short(launcher: str) -> str:
     return launcher if launcher.startswith("mpirun") else launcher.partition(" (")[0]
 
 
-def pictures(part: Part, folder: Path) -> dict[str, str]:
+def pictures(part, folder: Path) -> dict[str, str]:
     """Draw each figure of a healthy and of a sick run. This part has no block."""
     cases = list(dict.fromkeys(case for pair in part.pairs.values() for cases in pair for case in cases))
     run_suite("fault_suite.py", folder, folder / "rows.json", "--repeat", 1, "--cases", ",".join(cases))
@@ -142,7 +139,7 @@ def save(figure, path: Path) -> None:
     Image.open(path).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
-def report(part: Part, folder: Path) -> dict[str, str]:
+def report(part, folder: Path) -> dict[str, str]:
     """Take a browser's picture of the top of a report. This part has no block."""
     run = folder / "run"
     on_hosts(part.hosts, "train.py", *part.training.split(), "--out", run)

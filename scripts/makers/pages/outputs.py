@@ -1,12 +1,19 @@
-"""Parts of make_docs.py that show the output of programs on this machine."""
+"""Parts of make_docs.py that show the output of programs, on this machine or, as root, on virtual hosts."""
 
 import shutil
 from pathlib import Path
 
-from scripts.makers.pages.page import FIGURES, SCRIPTS, Part, fenced, measured_on, measured_with, output_of, read, shown
+import numpy as np
+
+from gpt2.config import GPT2_VOCABULARY
+from gpt2.data.shards import write_shard
+from scripts.makers.pages.page import FIGURES, SCRIPTS, fenced, measured_on, on_hosts, output_of, read, shown
+from scripts.training_bench.training_table import table
+
+DRAWN_TOKENS = 200_000
 
 
-def first_run(part: Part, folder: Path) -> dict[str, str]:
+def first_run(part, folder: Path) -> dict[str, str]:
     """Run the commands of docs/first-run.md in order; show only the end of the second training."""
     (folder / "scripts").symlink_to(SCRIPTS)
     blocks = {}
@@ -15,24 +22,55 @@ def first_run(part: Part, folder: Path) -> dict[str, str]:
         if name == "compare":
             command, *lines = texts[0].splitlines()
             texts[0] = "\n".join([command, "...", *lines[-4:]])
-        where = f"\n\n{measured_on(folder / 'runs' / 'first')}" if name in ("train", "compare") else ""
+        facts = read(folder / "runs/first/config.json")
+        where = f"\n\n{measured_on(facts)}" if name in ("train", "compare") else ""
         blocks[f"first_run_{name}"] = fenced("\n\n".join(texts)) + where
     output_of("plot.py", folder / "runs/first")
     shutil.copy(folder / "runs/first/plots/timeline.png", FIGURES / "first-run.png")
     return blocks
 
 
-def step(part: Part, folder: Path) -> str:
+def choice(part, folder: Path) -> dict[str, str]:
+    """Show the advice for a cluster, and for a model that ranks share."""
+    return {"choice_advice": fenced(shown(part.advise)), "choice_cut": fenced(shown(part.cut))}
+
+
+def step(part, folder: Path) -> str:
     """Return the table of one step on one rank, compared with PyTorch."""
     file = folder / "step.json"
     flags = "--seq-len", part.length, "--dtype", part.dtype, "--vs", "torch", "--json", file
-    table = fenced(output_of("bench_step.py", *flags).partition("\n\nthis project, where")[0])
-    machine = read(file)["machine"]
-    versions = {name: machine[name] for name in ("python", "numpy", "numba")}
-    versions |= read(file)["contenders"]["torch"]["versions"]
-    return f"{table}\n\n{measured_with(machine, **versions)}"
+    printed = fenced(output_of("bench_step.py", *flags).partition("\n\nthis project, where")[0])
+    report = read(file)
+    versions = {name: report["machine"][name] for name in ("python", "numpy", "numba")}
+    versions |= report["contenders"]["torch"]["versions"]
+    return f"{printed}\n\n{measured_on({'machine': report['machine']}, **versions)}"
 
 
-def choice(part: Part, folder: Path) -> dict[str, str]:
-    """Show the advice for a cluster, and for a model that ranks share."""
-    return {"choice_advice": fenced(shown(part.advise)), "choice_cut": fenced(shown(part.cut))}
+def exchange(part, folder: Path) -> str:
+    """Return the command and its table of contenders; draw the figure."""
+    file = folder / "exchange.json"
+    picture = folder / "exchange.png"
+    figure = ["--figure", picture] if part.name == "exchange" else []
+    tables = on_hosts(part.hosts, "bench_exchange.py", *part.flags.split(), "--json", file, *figure)
+    if figure:
+        shutil.copy(picture, FIGURES / picture.name)
+    command = f"sudo python scripts/virtual_cluster.py run {part.hosts} -- python scripts/bench_exchange.py"
+    contenders = tables.partition("\n\nbytes in / out")[0]
+    return "\n\n".join([fenced(f"{command} {part.flags}"), fenced(contenders), measured_on(read(file))])
+
+
+def training_steps(part, folder: Path) -> str:
+    """Return the command and the table of each setting."""
+    tokens = folder / "drawn.bin"
+    drawn = np.random.default_rng(1).zipf(1.2, 10 * DRAWN_TOKENS)  # frequencies like those of a text
+    write_shard(tokens, drawn[drawn < GPT2_VOCABULARY][:DRAWN_TOKENS].astype(np.uint16))
+    file = folder / "steps.json"
+    texts = []
+    for setting in part.settings:
+        flags = f"--link {setting['rate']} {setting['flags']}"
+        hosts = f"{setting['hosts']} --rate {setting['rate']}"
+        own = [*flags.split(), "--out", folder / "runs", "--json", file]
+        on_hosts(hosts, "bench_training.py", *own, "--", *setting["training"].split(), "--train-data", tokens)
+        command = f"sudo python scripts/virtual_cluster.py run {hosts} -- python scripts/bench_training.py {flags} "
+        texts += [fenced(f"{command}-- {setting['training']} ..."), fenced(table(read(file)))]
+    return "\n\n".join([*texts, measured_on(read(file))])
