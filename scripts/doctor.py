@@ -12,6 +12,7 @@ If MPICH itself ends it under srun --mpi=pmi2 ("invalid client request"), export
 import argparse
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 # Other programs need the project installed. This one runs from a bare checkout, to say what is missing.
@@ -25,7 +26,7 @@ from gpt2.errors import UserError
 from gpt2.files import as_json, place_of_file, write_json
 from scripts.checkup import gpus, machine, network, software
 from scripts.checkup.facts import TimeLimit, fact, gather, new_facts
-from scripts.checkup.report import FAIL, as_dict, as_text, find_problems
+from scripts.checkup.report import FAIL, as_text, find_problems, verdict
 from scripts.settings.command_line import Parser
 
 CHECKS = (*software.CHECKS, *machine.CHECKS, *network.CHECKS, *gpus.CHECKS)
@@ -50,13 +51,8 @@ def parse() -> argparse.Namespace:
     add("--out", type=Path, default=Path("runs"), metavar="DIR", help="folder for your run folders (runs)")
     add("--model", type=preset_name, choices=PRESETS, help="check that this model fits into memory and disk")
     add("--expect-ranks", type=int, metavar="N", help="report a failure unless there are this many ranks")
-    add(
-        "--limit",
-        type=float,
-        default=180.0,
-        metavar="SECONDS",
-        help="stop after this time, even if a check hangs (180)",
-    )
+    limit_help = "stop after this time, even if a check hangs (180)"
+    add("--limit", type=float, default=180.0, metavar="SECONDS", help=limit_help)
     add("--json", nargs="?", const="-", metavar="FILE", help="write facts and findings to FILE, or standard output")
     add("--remove-segments", action="store_true", help="first remove what your killed jobs left in /dev/shm")
     settings = parser.parse_args()
@@ -98,7 +94,7 @@ def examine_together(facts: dict, settings, limit: TimeLimit) -> int:
 def report(ranks: list[dict], settings, brief: bool = False) -> int:
     """Print and write the findings, in one line if `brief`. Return the exit code."""
     problems = find_problems(CHECKS, ranks, settings.model)
-    found = as_dict(ranks, problems)
+    found = {"verdict": verdict(problems, ranks[0]["place"]), "findings": list(map(asdict, problems)), "ranks": ranks}
     if settings.json == "-":
         say(as_json(found, indent=1))
     elif brief:

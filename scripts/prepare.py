@@ -155,8 +155,8 @@ def write_shards(settings: argparse.Namespace, inputs: list[Input], manifest: di
     number, first = manifest["shards"][-1]["end"] if manifest["shards"] else (0, 0)
     options = manifest["options"]
     writer = ShardWriter(settings.out, options["name"], options["shard_tokens"], manifest["shards"], completed)
-    with writer, Countdown("tokenizing", "characters", characters) as progress:
-        progress.skip(sum(batch.characters for batch in islice(work, number)))
+    skipped = sum(batch.characters for batch in islice(work, number))
+    with writer, Countdown("tokenizing", "characters", characters, skipped) as progress:
         for split, size, tokens in mapped(partial(tokenize, settings.tokenizer), work):
             writer.add(split, tokens, number, first)
             number = number + 1

@@ -15,7 +15,6 @@ SIGTERM stops mpirun, then the hosts. The exit code is mpirun's, or 2 for invali
 
 import os
 import sys
-from collections.abc import Iterable
 
 from dist.console import open_console
 from scripts.cluster.groups import Limits, kills_line, read_limits
@@ -88,19 +87,15 @@ def down(arguments) -> int:
 def cluster_table(addresses: dict[str, str], placement: list[int], ports: list[Port], limits: Limits) -> str:
     each = {"cores": f"{limits.cores:g}"} if limits.cores is not None else {}
     each |= {"memory": bytes_text(limits.memory)} if limits.memory is not None else {}
-    lines = [f"{'host':<8} {'address':<13} {'ranks':<9} {'out':>9} {'in':>9}{columns(each)}"]
+    rows = [["host", "address", "ranks", "out", "in", *each]]
     for node, port in enumerate(ports):
         name = node_name(node)
         first = sum(placement[:node])
-        last = sum(placement[: node + 1]) - 1
+        last = first + placement[node] - 1
         ranks = f"{first}-{last}" if last > first else f"{first}" if last == first else "-"
-        row = f"{name:<8} {addresses[name]:<13} {ranks:<9} {port.outgoing:>9} {port.incoming:>9}"
-        lines.append(row + columns(each.values()))
+        rows.append([name, addresses[name], ranks, port.outgoing, port.incoming, *each.values()])
+    lines = [f"{row[0]:<8} {row[1]:<13} {row[2]:<9}" + "".join(f" {word:>9}" for word in row[3:]) for row in rows]
     return "\n".join([*lines, *crowd_line(limits, len(ports)), ""])
-
-
-def columns(words: Iterable[str]) -> str:
-    return "".join(f" {word:>9}" for word in words)
 
 
 def crowd_line(limits: Limits, nodes: int) -> list[str]:

@@ -83,10 +83,11 @@ def run_command(slurm: Slurm, command: list[str]) -> int:
 
 def wait_for_jobs(slurm: Slurm) -> None:
     """Wait until no job waits or runs; print the jobs whenever they change."""
-    told = []
-    while jobs := slurm.jobs():
+    told = ""
+    # For each job: number, name, state, reason or nodes.
+    while jobs := slurm.output("squeue", "--noheader", "--format", "%i %j %T %R"):
         if jobs != told:
-            print("\n".join(["waiting for these jobs (Ctrl-C ends them):", *jobs]), flush=True)
+            print(f"waiting for these jobs (Ctrl-C ends them):\n{jobs}", end="", flush=True)
         told = jobs
         time.sleep(POLL_S)
 

@@ -6,7 +6,7 @@ from scripts.checkup.report import FAIL, NOTE, SLOW, Problem, bytes_text
 from scripts.machine.names import rank_numbers
 
 QUERY = "nvidia-smi --query-gpu=name,driver_version --format=csv,noheader"
-USED_SHARE = 0.1
+USUALLY_FREE = 0.9  # of a GPU's memory, before training begins
 
 
 def gpus() -> dict:
@@ -101,14 +101,10 @@ def occupied(ranks, model):
                 text = f"ranks {rank_numbers(some.values('place/rank'))} have one GPU on {some.hosts}"
                 fix = "start as many ranks a node as it has GPUs (srun --ntasks-per-node, --gpus-per-task=1), "
                 yield Problem(FAIL, "GPU", text, f"{fix}or --share-gpus")
-    if used := ranks.where("own GPU", lambda own: _used(own) > USED_SHARE * own.get("total", 0)):
-        text = f"{bytes_text(max(map(_used, used.values('own GPU'))))} of the GPU of {used.names} are in use "
-        yield Problem(SLOW, "GPU", f"{text}before training begins", "see who computes there: nvidia-smi")
-
-
-def _used(own: dict) -> int:
-    """Return the bytes in use."""
-    return own.get("total", 0) - own.get("free", 0)
+    if used := ranks.where("own GPU/total").where("own GPU", lambda own: own["free"] < USUALLY_FREE * own["total"]):
+        most = max(own["total"] - own["free"] for own in used.values("own GPU"))
+        text = f"{bytes_text(most)} of the GPU of {used.names} are in use before training begins"
+        yield Problem(SLOW, "GPU", text, "see who computes there: nvidia-smi")
 
 
 def libraries(ranks, model):

@@ -123,12 +123,13 @@ def shared_memory(ranks, model):
     """Find nodes without room for the buffers that ranks share, and segments that killed jobs have left there."""
     vector = _layout(model or USUAL_MODEL).size * VECTOR_BYTES
 
-    def lacks_room(facts):
-        return facts["shared memory"]["free"] < (facts["place"]["local_size"] + 1) * vector
+    def needed_bytes(facts):
+        return (facts["place"]["local_size"] + 1) * vector
 
-    if short := RankFacts(filter(lacks_room, ranks.where("shared memory/free"))):
+    knowing = ranks.where("shared memory/free")
+    if short := RankFacts(facts for facts in knowing if facts["shared memory"]["free"] < needed_bytes(facts)):
         free = bytes_text(short[0]["shared memory"]["free"])
-        needed = bytes_text((short[0]["place"]["local_size"] + 1) * vector)
+        needed = bytes_text(needed_bytes(short[0]))
         sharing = " and ".join(name for name, kind in _exchanging().items() if kind.traits.memory.shared_in_node)
         text = f"{FOLDER} on {short.hosts} has {free} free, and --strategy {sharing} take {needed} of it for "
         fix = "mount -o remount,size=SIZE /dev/shm, docker --shm-size=SIZE; or use another strategy"

@@ -26,21 +26,17 @@ def slow_links(ranks, model):
 
 def idle_infiniband(ranks, model):
     """Find nodes that send through Ethernet although they have InfiniBand or RoCE."""
-    if beside := ranks.leaders.where("link").where("traffic", _passes_infiniband):
+
+    def idle_port(traffic: dict) -> str | None:
+        """Return an InfiniBand port, such as mlx5_0:1, if most bytes left through Ethernet."""
+        busiest = max(traffic, key=traffic.get, default=":")
+        return None if ":" in busiest else next((port for port in traffic if ":" in port), None)
+
+    if beside := ranks.leaders.where("link").where("traffic", idle_port):
         traffic = beside[0]["traffic"]
-        idle = next(filter(_is_infiniband, traffic))
-        text = f"MPI on {beside.hosts} sends through {max(traffic, key=traffic.get)}, and {idle} is idle"
+        text = f"MPI on {beside.hosts} sends through {max(traffic, key=traffic.get)}, and {idle_port(traffic)} is idle"
         fix = "use the site's MPI, built with UCX or verbs (one from PyPI may lack them); Open MPI: --mca pml ucx"
         yield Problem(SLOW, "network", text, fix)
-
-
-def _passes_infiniband(traffic: dict) -> bool:
-    """Return whether most of the measurement's bytes left through Ethernet although there is InfiniBand."""
-    return any(map(_is_infiniband, traffic)) and not _is_infiniband(max(traffic, key=traffic.get))
-
-
-def _is_infiniband(port: str) -> bool:
-    return ":" in port  # mlx5_0:1
 
 
 CHECKS = (slow_links, idle_infiniband)

@@ -5,9 +5,10 @@ the requested model, or None. A check reads facts only, so tests can invent them
 """
 
 import textwrap
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 
-from scripts.checkup.facts import RankFacts, error_text, fact
+from scripts.checkup.facts import RankFacts, fact
 from scripts.machine.names import rank_numbers
 
 FAIL = "will fail"
@@ -37,17 +38,11 @@ class Problem:
 
 
 def find_problems(checks, ranks: list[dict], model: str | None = None) -> list[Problem]:
-    """Run the checks and sort what they find, failures first. A check that raises becomes a problem itself."""
+    """Run the checks and sort what they find, failures first."""
     found = []
     for check in checks:
-        try:
+        with suppress(ImportError):  # of NumPy or the like: the section "packages" reports it
             found += check(RankFacts(ranks), model)
-        except Exception as error:
-            text = f"the check {check.__name__} ended with {error_text(error)}"
-            if isinstance(error, ImportError):  # training imports the same
-                found.append(Problem(FAIL, "doctor", text, "mend that, and start it again"))
-            else:
-                found.append(Problem(NOTE, "doctor", text, "report it, with what --json writes"))
     return sorted(found, key=lambda problem: SEVERITIES.index(problem.severity))
 
 
@@ -57,14 +52,7 @@ def verdict(problems: list[Problem], place: dict) -> str:
     for severity, words in ((FAIL, "training will fail"), (SLOW, "training will run, but slower than it could")):
         if subjects := dict.fromkeys(problem.about for problem in problems if problem.severity == severity):
             return f"{job}: {words}: {', '.join(subjects)}"
-    unsure = ", but not every check could be made" if any(problem.about == "doctor" for problem in problems) else ""
-    return f"{job}: nothing found that would fail or be slow{unsure}"
-
-
-def as_dict(ranks: list[dict], problems: list[Problem]) -> dict:
-    """Return the object that --json writes."""
-    text = verdict(problems, ranks[0]["place"])
-    return {"verdict": text, "findings": [asdict(problem) for problem in problems], "ranks": ranks}
+    return f"{job}: nothing found that would fail or be slow"
 
 
 def as_text(ranks: list[dict], problems: list[Problem]) -> str:
@@ -102,14 +90,12 @@ def _node_rows(ranks: RankFacts) -> list[list[str]]:
 
 
 def _link_rows(ranks: RankFacts) -> list[list[str]]:
-    rows = [["node", "host", "latency", "out", "in", "both", "sent through", "clock error", "time of day"]]
+    rows = [["node", "host", "latency", "out", "in", "both", "sent through"]]
     for facts in ranks.leaders.where("link"):
         link = facts["link"]
-        clock = facts.get("clock", {"error_s": 0, "ahead_s": 0})
         used = ", ".join(name for name, count in facts.get("traffic", {}).items() if count > 1e6) or "-"
-        latency, error = (f"{seconds * 1e6:.0f} us" for seconds in (link["latency_s"], clock["error_s"]))
         rates = [f"{link[way] * 8 / 1e9:.3g} Gbit/s" for way in ("out", "in", "both")]
-        rows.append([*_place(facts, "node"), latency, *rates, used, error, f"{clock['ahead_s']:+.3f} s"])
+        rows.append([*_place(facts, "node"), f"{link['latency_s'] * 1e6:.0f} us", *rates, used])
     return rows
 
 

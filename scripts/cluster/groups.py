@@ -4,16 +4,15 @@
 
 They lie below this process's own group, so its limits hold for the hosts as well. A group outlives its processes, even
 the process that made it. So a janitor reads a pipe from this process. However this process ends, the pipe closes, and
-the janitor removes the groups as soon as the hosts are gone. The next start or `down` removes any that are left.
+the janitor removes the groups as soon as the hosts are gone.
 Files: the Linux kernel's Documentation/scheduler/sched-bwc.rst, admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
 """
 
-import fcntl
 import os
+import re
 import secrets
 import subprocess
-from collections.abc import Callable
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,15 +33,15 @@ OPTIONAL = ("memory.memsw.limit_in_bytes", "memory.swap.max")
 KILLS = ("memory.events", "memory.oom_control")  # version 2, version 1: the line "oom_kill 1" counts kills
 JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit; shift; done; shift; exec "$@"'
 JANITOR_LIMIT_S = 12
-# Arguments: folders, inner ones first. 100 tries take 10 s.
+# Arguments: folders, inner ones first. A group can be removed when its last process has ended.
 JANITOR = """
 cat > /dev/null
-for try in 0 1 2 3 4 5 6 7 8 9; do for again in 0 1 2 3 4 5 6 7 8 9; do
+while true; do
     left=
     for folder; do rmdir "$folder" 2> /dev/null; [ -d "$folder" ] && left=1; done
     [ "$left" ] || exit 0
     sleep 0.1
-done; done
+done
 """
 
 
@@ -67,14 +66,13 @@ NO_LIMITS = Limits()
 
 def read_limits(cores: str | None, memory: str | None) -> Limits:
     """Parse the limits of the flags, such as "0.4" and "600MB", or None. Raise UnitError for a wrong text."""
-    return Limits(read_flag("cpu", core_count, cores), read_flag("memory", host_memory, memory))
-
-
-def read_flag(controller: str, read: Callable, text: str | None):
-    try:
-        return None if text is None else read(text)
-    except UnitError as error:
-        raise UnitError(f"{FLAGS[controller]}: {error}") from None
+    limits = []
+    for controller, read, text in (("cpu", core_count, cores), ("memory", host_memory, memory)):
+        try:
+            limits.append(None if text is None else read(text))
+        except UnitError as error:
+            raise UnitError(f"{FLAGS[controller]}: {error}") from None
+    return Limits(*limits)
 
 
 def host_memory(text: str) -> int:
@@ -85,13 +83,13 @@ def host_memory(text: str) -> int:
     return size
 
 
+@dataclass(frozen=True)
 class ControlGroup:
     """The control groups of one host. folders: {controller: folder}; in version 2 both folders are the same."""
 
-    def __init__(self, name: str, limits: Limits, folders: dict[str, Path]):
-        self.name = name
-        self.limits = limits
-        self.folders = folders
+    name: str
+    limits: Limits
+    folders: dict[str, Path]
 
     @property
     def entrances(self) -> list[str]:
@@ -102,22 +100,16 @@ class ControlGroup:
         """Return the command that runs `command` in the groups."""
         return ["sh", "-c", JOIN, "sh", *self.entrances, "--", *command]
 
-    def kills(self) -> tuple[int, str]:
-        """Return how many processes the memory limit has killed, and the file that counts them."""
-        for name in KILLS if "memory" in self.folders else ():
-            words = text_of(self.folders["memory"] / name).split()
-            if "oom_kill" in words:
-                return int(words[words.index("oom_kill") + 1]), name
-        return 0, ""
-
 
 def kills_line(group: ControlGroup) -> str | None:
     """Report in one line that a host's memory limit has killed processes; None if it has killed none."""
-    count, file = group.kills()
-    if not count:
-        return None
-    ended = "a process" if count == 1 else f"{count} processes"
-    return f"host {group.name}: its limit of {bytes_text(group.limits.memory)} ended {ended} ({file}: oom_kill {count})"
+    for file in KILLS if "memory" in group.folders else ():
+        counted = re.search(r"^oom_kill ([1-9]\d*)$", text_of(group.folders["memory"] / file), re.MULTILINE)
+        if counted:
+            ended = "a process" if counted[1] == "1" else f"{counted[1]} processes"
+            limit = bytes_text(group.limits.memory)
+            return f"host {group.name}: its limit of {limit} ended {ended} ({file}: {counted[0]})"
+    return None
 
 
 @contextmanager
@@ -129,11 +121,9 @@ def limited_groups(names: list[str], limits: Limits, places=PLACES):
     parents = {controller: parent_of(controller, limits, places) for controller in limits.controllers}
     own = f"{MARK}{os.getpid()}-{secrets.token_hex(4)}"
     tops = list(dict.fromkeys(parent / own for parent in parents.values()))
-    with janitor([*(top / name for top in tops for name in names), *tops]), ExitStack() as locks:
-        with locked(places[0], fcntl.LOCK_EX):  # else another cluster's start may remove the groups as leftovers
-            for top in tops:
-                make_group(top)
-                locks.enter_context(locked(top))
+    with janitor([*(top / name for top in tops for name in names), *tops]):
+        for top in tops:
+            make_group(top)
         for controller, parent in parents.items():
             share_alike(parent / own, controller, len(names), limits)
         groups = {}
@@ -229,20 +219,6 @@ def settings_of(controller: str, limits: Limits, version_2: bool) -> dict[str, s
 
 
 @contextmanager
-def locked(folder: Path, operation: int = fcntl.LOCK_EX | fcntl.LOCK_NB):
-    """Hold a lock on a folder. A cluster's process holds the locks of its groups while it lives.
-
-    If another process holds the lock, raise BlockingIOError, or wait if the operation is LOCK_EX alone.
-    """
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(file, operation)
-        yield
-    finally:
-        os.close(file)
-
-
-@contextmanager
 def janitor(folders: list[Path]):
     """Remove the folders after the block, or when this process has ended. folders: inner ones first."""
     # In a new session it does not get Ctrl-C or the hang-up of a terminal. It does not inherit our output either, which
@@ -257,27 +233,3 @@ def janitor(folders: list[Path]):
         process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             process.wait(JANITOR_LIMIT_S)
-
-
-def remove_left_groups(places=PLACES) -> bool:
-    """Remove the groups of clusters whose process has ended. Return False if some cannot be removed yet."""
-    tops = {groups[-1] for controller in (*FLAGS, VERSION_2) if (groups := own_groups(controller, places))}
-    if not tops:
-        return True
-    with locked(places[0], fcntl.LOCK_EX):
-        found = [Path(around) / name for top in tops for around, names, _ in os.walk(top) for name in names]
-        return all([is_gone_or_lives(folder) for folder in found if folder.name.startswith(MARK)])
-
-
-def is_gone_or_lives(folder: Path) -> bool:
-    """Remove a cluster's group unless its process lives. Return False if processes inside still keep the group."""
-    try:
-        with locked(folder):
-            for inner in (path for path in folder.iterdir() if path.is_dir()):
-                inner.rmdir()
-            folder.rmdir()
-    except (BlockingIOError, FileNotFoundError):  # the cluster lives, or another process has removed the group
-        return True
-    except OSError:
-        return False
-    return True

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dist.control_groups import PLACES
-from scripts.cluster.groups import NO_LIMITS, ClusterError, ControlGroup, Limits, limited_groups, remove_left_groups
+from scripts.cluster.groups import NO_LIMITS, ClusterError, Limits, limited_groups
 
 HEAD = "head"
 HEAD_MARK = "virtual-cluster-head"  # an argument by which to find the process that holds a head
@@ -45,18 +45,11 @@ exec cat
 class Host:
     """A running host. pid: of its first process, in this process's PID namespace; group: its limits or None."""
 
-    def __init__(
-        self,
-        name: str,
-        addresses: str,
-        inside: "Host | None" = None,
-        group: ControlGroup | None = None,
-        groups: str = "",
-    ):
+    def __init__(self, name: str, addresses: str, groups: str, inside: "Host | None" = None, group=None):
         """Start a host. Raise ClusterError if the kernel refuses.
 
-        addresses: the text of /etc/hosts. inside: the host with which this one ends. groups: where control groups are
-        mounted, "" to hide them.
+        addresses: the text of /etc/hosts. groups: where control groups are mounted, "" to hide them. inside: the host
+        with which this one ends. group: the ControlGroup that limits it.
         """
         self.name = name
         self.group = group
@@ -127,10 +120,10 @@ def running_hosts(addresses: dict[str, str], prepare_head=lambda head: None, lim
     with equal_cores(), limited_groups(names, limits) as groups:
         mount = str(PLACES[0]) if groups else ""
         try:
-            hosts.append(Host(HEAD, hosts_file, groups=mount))
+            hosts.append(Host(HEAD, hosts_file, mount))
             prepare_head(hosts[0])
             for name in names:
-                hosts.append(Host(name, hosts_file, inside=hosts[0], group=groups.get(name), groups=mount))
+                hosts.append(Host(name, hosts_file, mount, hosts[0], groups.get(name)))
             yield hosts[0], hosts[1:]
         finally:
             for host in hosts:
@@ -186,8 +179,6 @@ def end_clusters(running_too: bool = False) -> int:
     deadline = time.monotonic() + END_LIMIT_S
     while set(ended) & set(head_keepers()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    while not remove_left_groups() and time.monotonic() < deadline:
-        time.sleep(0.1)
     return len(ended)
 
 

@@ -1,11 +1,11 @@
-"""Start other programs and end cleanly, for compare.py, virtual_cluster.py and virtual_slurm.py."""
+"""Start other processes and end cleanly, for compare.py, virtual_cluster.py, virtual_slurm.py and prepare.py."""
 
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -85,7 +85,7 @@ def run_process(command: list[str], stop: Callable[[subprocess.Popen], None], **
     """
     process = None
     try:
-        with undisturbed():
+        with undisturbed([number for number in ENDS if signal.getsignal(number) is raise_stopped]):
             process = subprocess.Popen(command, **options)
         code = process.wait()
     except Stopped:
@@ -96,13 +96,10 @@ def run_process(command: list[str], stop: Callable[[subprocess.Popen], None], **
 
 
 @contextmanager
-def undisturbed():
-    """Delay signals that stop this program until the block ends, as nothing could stop a process inside Popen."""
+def undisturbed(numbers: Iterable[int]):
+    """Delay signals that end this program until the block ends, as nothing could stop a process inside Popen."""
     arrived = []
-    handlers = {number: signal.getsignal(number) for number in ENDS}
-    for number, handler in handlers.items():
-        if handler is raise_stopped:
-            signal.signal(number, lambda number, frame: arrived.append(number))
+    handlers = {number: signal.signal(number, lambda number, frame: arrived.append(number)) for number in numbers}
     try:
         yield
     finally:

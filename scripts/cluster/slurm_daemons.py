@@ -1,6 +1,7 @@
 """A real SLURM on virtual hosts: MUNGE and slurmctld on the head, a slurmd on every node.
 
-All files of the daemons are in a /run that only the hosts see. The daemons end with the hosts.
+All files of the daemons are in a /run that only the hosts see. The daemons end with the hosts. The configuration needs
+no systemd, no control groups and no user named slurm; slurm.conf(5) describes the settings.
 """
 
 import os
@@ -10,11 +11,14 @@ from collections.abc import Callable
 from contextlib import contextmanager
 
 from dist.probe.programs import OPEN_MPI_AS_ROOT
-from scripts.cluster.hosts import ClusterError, Host, output_of, running_hosts
+from scripts.cluster.hosts import HEAD, ClusterError, Host, output_of, running_hosts
 from scripts.cluster.launch import PLACEMENT_VARIABLES
 from scripts.cluster.network import Port, connect, host_addresses
-from scripts.cluster.slurm_config import CONFIG, FOLDER, MUNGE_FOLDER, RUNTIME, config_files
 
+RUNTIME = "/run"  # shared by the virtual hosts, hidden from the machine
+FOLDER = f"{RUNTIME}/slurm"
+CONFIG = f"{FOLDER}/slurm.conf"
+MUNGE_FOLDER = f"{RUNTIME}/munge"  # where MUNGE's clients look for its socket
 START_LIMIT_S = 30
 KEY_BYTES = 128  # of a MUNGE key, as mungekey makes it by default
 # For both MPIs, as a job may use another one than this process.
@@ -28,6 +32,36 @@ MPI_SETTINGS = OPEN_MPI_AS_ROOT | {
     # to https://github.com/ofiwg/libfabric/issues/9052).
     "FI_PROVIDER": "tcp;ofi_rxm",
 }
+SETTINGS = f"""\
+ClusterName=virtual
+SlurmUser=root
+SlurmdUser=root
+SlurmctldPidFile={FOLDER}/slurmctld.pid
+StateSaveLocation={FOLDER}/state
+SlurmdPidFile={FOLDER}/slurmd.%n.pid
+SlurmdSpoolDir={FOLDER}/spool.%n
+# The PMIx plugin makes a folder here with the job's number as its name, so nodes cannot share TmpFS.
+TmpFS={FOLDER}/tmp.%n
+# The life of a credential is also what a requeued job waits before it starts again.
+AuthInfo=cred_expire=10
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/filetxt
+JobCompLoc={FOLDER}/jobs.log
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+# No MPI by default, as on many sites, where forgetting --mpi gives worlds of one rank.
+MpiDefault=none
+# Look often for jobs that may start now.
+SchedulerParameters=sched_interval=2,bf_interval=2
+KillWait=10
+ReturnToService=2
+# A node may have more CPUs than the machine.
+SlurmdParameters=config_overrides
+GresTypes=gpu
+"""
 
 
 class Slurm:
@@ -46,10 +80,6 @@ class Slurm:
     def output(self, *words: str) -> str:
         """Run a command on the head and return its output. Raise ClusterError with its message if it fails."""
         return output_of(self.head.enter_here(*words), env=self.environment())
-
-    def jobs(self) -> list[str]:
-        """Return a line for each waiting or running job: number, name, state, reason or nodes."""
-        return self.output("squeue", "--noheader", "--format", "%i %j %T %R").splitlines()
 
 
 @contextmanager
@@ -72,6 +102,24 @@ def running_slurm(nodes: int, cpus_per_node: int, gpus_per_node: int, rate: str)
 def mount_runtime_folder(head: Host) -> None:
     """Mount an empty /run for the head and for nodes that are made later."""
     subprocess.run(head.enter("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", RUNTIME), check=True)
+
+
+def config_files(addresses: dict[str, str], cpus: int, gpus: int) -> dict[str, str]:
+    """Return {file name: text} for /run/slurm. addresses: {name: IP address}. cpus, gpus: numbers per node."""
+    nodes = [name for name in addresses if name != HEAD]
+    gres = f" Gres=gpu:{gpus}" if gpus else ""
+    memory_mb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    sizes = f"CPUs={cpus} Sockets=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory={memory_mb}{gres}"
+    lines = [f"SlurmctldHost={HEAD}({addresses[HEAD]})"]
+    lines += [f"NodeName={name} NodeAddr={addresses[name]} {sizes}" for name in nodes]
+    lines += [f"PartitionName=main Nodes={','.join(nodes)} Default=YES MaxTime=INFINITE State=UP"]
+    return {
+        "slurm.conf": SETTINGS + "\n".join(lines) + "\n",
+        "gres.conf": "".join(f"NodeName={name} Name=gpu File={FOLDER}/gpu[0-{gpus - 1}]\n" for name in nodes if gpus),
+        "cgroup.conf": "CgroupPlugin=cgroup/v1\n",
+        # Open MPI from PyPI has no MUNGE in its PMIx, and would complain on every rank.
+        "mpi.conf": "PMIxEnv=PMIX_MCA_psec=native\n",
+    }
 
 
 def write_files(head: Host, nodes: list[Host], texts: dict[str, str], gpus: int) -> None:

@@ -6,7 +6,6 @@ disk, the answer is None, so a training neither waits for it nor fails because o
 
 import hashlib
 import os
-import re
 import subprocess
 import time
 from pathlib import Path
@@ -17,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE = ("gpt2", "dist", "strategies", "traces", "scripts")  # only changes here count
 LIMIT_S = 0.5
 READING_S = 0.1  # to read a finished answer
-COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
 class Checkout:
@@ -39,7 +37,7 @@ class Checkout:
         """
         head = self._answer(self._head)
         changes = self._answer(self._changes)
-        if head is None or not COMMIT.fullmatch(head.strip()):
+        if head is None:
             return {"commit": None, "dirty": None, "version": version_of("gpt2-mpi")}
         return {"commit": head.strip(), "dirty": None if changes is None else bool(changes.strip())}
 

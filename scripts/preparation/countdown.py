@@ -11,20 +11,20 @@ LOG_S = 30.0  # between two lines of a log
 
 
 class Countdown:
-    """A line that shows how much of `total` is done. what: the work, such as "reading". unit: such as "bytes"."""
+    """A line that shows how much of `total` is done. what: the work, such as "reading". unit: such as "bytes".
 
-    def __init__(self, what: str, unit: str, total: int):
+    skipped: how much an earlier start has done, so without effect on the estimated speed.
+    """
+
+    def __init__(self, what: str, unit: str, total: int, skipped: int = 0):
         self._what = what
         self._unit = unit
         self._total = total
-        self._done = self._skipped = 0
+        self._skipped = skipped
+        self._done = skipped
         self._is_terminal = sys.stderr.isatty()
-        self._started = self._printed = time.monotonic()
-
-    def skip(self, amount: int) -> None:
-        """Count `amount` as done by an earlier start, so without effect on the estimated speed."""
-        self._skipped = self._done = amount
         self._started = time.monotonic()
+        self._printed = self._started
 
     def advance(self, amount: int) -> None:
         """Count `amount` as done, and print the line if it is due."""

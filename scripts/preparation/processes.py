@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from threading import Thread
 
 from gpt2.errors import UserError
+from scripts.cluster.program import undisturbed
 
 INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
 AHEAD = 2  # items given to each process: one being computed, one waiting
@@ -38,8 +39,14 @@ def ordered_map(processes: int):
     resource_tracker.ensure_running()  # otherwise the first process starts it, and that unblocks Ctrl-C too early
     workers = []
     try:
-        with uninterrupted():
-            workers += [start() for _ in range(processes)]
+        with undisturbed(INTERRUPTS):  # the new processes would print a traceback
+            # They inherit a blocked SIGINT, as it may arrive before `work` ignores it. In this process another thread
+            # could take it all the same, so blocking alone would not delay it.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                workers += [start() for _ in range(processes)]
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         yield partial(map_in_order, [connection for _, connection in workers])
     finally:
         for process, connection in workers:
@@ -59,39 +66,36 @@ def start() -> tuple[multiprocessing.Process, Connection]:
 
 
 def map_in_order(connections: list[Connection], function: Callable, items: Iterable) -> Iterator:
-    try:
-        for result, error in outcomes(connections, function, enumerate(items)):
-            if error:
-                raise error
-            yield result
-    except (EOFError, ConnectionError) as error:
-        raise UserError(
-            "a process was ended from outside, perhaps for want of memory: run the same command again, "
-            "which goes on from the last complete shard, with fewer --processes"
-        ) from error
-
-
-def outcomes(connections: list[Connection], function: Callable, numbered: Iterator[tuple]) -> Iterator[tuple]:
-    """Yield (result, error), one of them None, in the order of the numbers. Raise EOFError if a process has ended."""
+    """Yield the results of all items in order. Raise an item's error at its turn, UserError if a process has ended."""
+    numbered = enumerate(items)
     free = deque(connections * AHEAD)
     limit = 2 * AHEAD * len(connections)
     done = {}
     given = 0
     returned = 0
-    while True:
-        for number, item in islice(numbered, min(len(free), limit - (given - returned))):
-            free.popleft().send((number, function, item))
-            given += 1
-        if returned == given:
-            return
-        if returned in done:
-            yield done.pop(returned)
+    try:
+        while True:
+            for number, item in islice(numbered, min(len(free), limit - (given - returned))):
+                free.popleft().send((number, function, item))
+                given += 1
+            if returned == given:
+                return
+            if returned not in done:
+                for connection in wait(connections):
+                    number, *outcome = connection.recv()
+                    done[number] = outcome
+                    free.append(connection)
+                continue
+            result, error = done.pop(returned)
+            if error:
+                raise error
+            yield result
             returned += 1
-            continue
-        for connection in wait(connections):
-            number, *outcome = connection.recv()
-            done[number] = outcome
-            free.append(connection)
+    except (EOFError, ConnectionError) as error:
+        raise UserError(
+            "a process was ended from outside, perhaps for want of memory: run the same command again, "
+            "which goes on from the last complete shard, with fewer --processes"
+        ) from error
 
 
 def work(connection: Connection) -> None:
@@ -117,24 +121,3 @@ def receive(connection: Connection, waiting: queue.SimpleQueue) -> None:
             waiting.put(connection.recv())
     except (EOFError, OSError):
         os._exit(1)
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM until the block ends. The block starts processes, which would print a traceback.
-
-    The new processes inherit a blocked SIGINT, as it may arrive before `work` ignores it. Blocking is not enough in
-    this process: another thread, such as a BLAS thread, takes the signal, and Python then runs the handler in this
-    thread. So the handlers are replaced as well.
-    """
-    arrived = []
-    handlers = {number: signal.signal(number, lambda number, frame: arrived.append(number)) for number in INTERRUPTS}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    if arrived:
-        signal.raise_signal(arrived[0])

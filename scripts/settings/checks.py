@@ -235,7 +235,7 @@ def check_numbers(settings: Settings) -> None:
         "stall_after": 0, "global_batch_size": 1, "log_every": 1, "trace_mb": 1, "checkpoint_every": 0, "keep": 1,
         "keep_every": 0, "check_replicas": 0, "minutes": 0, "checkpoint_minutes": 0, "tokens": 1, "restarts": 0,
         "skip_outliers": 0, "sample_every": 0, "n_layer": 1, "n_head": 1, "n_embd": 1, "context": 1, "vocab_size": 1,
-        "restart_after": 0,
+        "restart_after": 0, "tensor_parallel": 1, "pipeline_parallel": 1,
     }  # fmt: skip
     if settings.eps == 0:
         raise UserError(

@@ -18,18 +18,16 @@ from dist.probe.programs import RANKS, is_first
 DASHES = "-\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}"  # text processors replace "--" by these
 SPEAKING_S = 0.6  # other processes wait so long for the one that prints
 SHOWN = 60  # characters of a user's word in a message
-# Names in nanoGPT, llm.c, Megatron-LM and Hugging Face's trainer of flags that have other names here.
+# Names in nanoGPT, llm.c, Megatron-LM and Hugging Face's trainer of flags that have other names here. Names that are
+# much alike, such as micro-batch-size, are found without an entry.
 ELSEWHERE = {
     "learning-rate": "lr",
     "max-steps": "steps",
     "max-iters": "steps",
     "num-iterations": "steps",
     "train-iters": "steps",
-    "micro-batch-size": "batch-size",
-    "total-batch-size": "global-batch-size",
     "gradient-accumulation-steps": "grad-accum",
     "block-size": "seq-len",
-    "sequence-length": "seq-len",
     "max-grad-norm": "grad-clip",
     "clip-grad": "grad-clip",
     "adam-eps": "eps",
@@ -39,9 +37,6 @@ ELSEWHERE = {
     "logging-steps": "log-every",
     "device": "backend",
     "precision": "dtype",
-    "init-from": "init",
-    "tensor-model-parallel-size": "tensor-parallel",
-    "pipeline-model-parallel-size": "pipeline-parallel",
 }
 
 

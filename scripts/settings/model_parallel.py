@@ -96,9 +96,6 @@ def check_cut(settings: Settings, config: GPT2Config, ranks: int) -> None:
     """Raise UserError if tensor-parallel shards or stages do not fit the model, the ranks or other flags."""
     parts = settings.tensor_parallel
     stages = settings.pipeline_parallel
-    for flag, count in (("tensor", parts), ("pipeline", stages)):
-        if count < 1:
-            raise UserError(f"--{flag}-parallel is {count}, expected a number of at least 1")
     if ranks % model_ranks(settings):
         nearest = max(1, round(ranks / model_ranks(settings))) * model_ranks(settings)
         raise UserError(
@@ -134,9 +131,5 @@ def check_layers(layers: tuple[int, ...], config: GPT2Config, stages: int, least
             f"--pipeline-layers {found} come to {sum(layers)}, expected the model's {config.n_layer} layers: change one"
         )
     if not all(layers[:-1]) or layers[-1] < least_last:
-        why = (
-            "the last, which has the head, may have none"
-            if least_last == 0
-            else "with tensor parallelism also the last"
-        )
+        why = "with tensor parallelism also the last" if least_last else "the last, which has the head, may have none"
         raise UserError(f"--pipeline-layers {found} leaves a stage empty, expected a layer in each ({why}): move one")

@@ -16,10 +16,9 @@ from gpt2.errors import UserError
 
 @dataclass(frozen=True)
 class Preset:
-    """A known run. says: its description. needs: {flag: the data that it must name}. batch_size: the most sequences in
-    a microbatch. settings: defaults of other flags."""
+    """A known run. needs: {flag: the data that it must name}. batch_size: the most sequences in a microbatch. settings:
+    defaults of other flags."""
 
-    says: str
     needs: dict[str, str]
     tokens_per_step: int
     batch_size: int
@@ -31,7 +30,6 @@ KNOWN_RUNS = {
     # config/train_shakespeare_char.py and train.py. Published: validation loss 1.88. There the 65 characters are the
     # tokens and biases are left out; --eval_iters=20 draws 20 batches, here the whole validation set is taken.
     "nanogpt-shakespeare": Preset(
-        says="nanoGPT's baby on tinyshakespeare, for CPUs",
         needs={"text": "tinyshakespeare.txt"},
         tokens_per_step=12 * 64,  # --batch_size=12 --block_size=64
         batch_size=12,
@@ -53,7 +51,6 @@ KNOWN_RUNS = {
     # llm.c's scripts/run_gpt2_124M.sh, its letters behind each line; without one, what train_gpt2.cu takes where the
     # script does not say. A GPU's --dtype bfloat16 is the user's to add; ZeRO-1 (-z 1) is the default strategy.
     "llmc-fineweb-124M": Preset(
-        says="llm.c's GPT-2 124M on FineWeb's 10B tokens",
         needs={"train_data": "FineWeb's fineweb_train_*.bin", "val_data": "FineWeb's fineweb_val_*.bin"},
         tokens_per_step=524_288,  # -d
         batch_size=64,  # -b

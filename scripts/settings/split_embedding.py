@@ -101,16 +101,10 @@ class EmbeddingExchange:
     looked_up: dict | None = None
     text: str | None = None
 
-    def checkpoint_facts(self) -> dict:
-        return {"split_embedding": self.is_split}
-
     def config_facts(self) -> dict:
-        facts = {}
-        if self.looked_up is not None:
-            facts["looked_up"] = self.looked_up | {"apart": self.is_split}
-        if self.text is not None:
-            facts["embedding"] = self.text
-        return facts
+        looked_up = self.looked_up and self.looked_up | {"apart": self.is_split}
+        facts = {"looked_up": looked_up, "embedding": self.text}
+        return {name: value for name, value in facts.items() if value is not None}
 
 
 def plan_embedding(
@@ -141,7 +135,10 @@ def plan_embedding(
 def used_rows(ids: np.ndarray, world) -> dict:
     """Count the different rows that each rank, each node and all ranks look up. ids: this rank's. Collective."""
     everyone = world.comm.allgather(ids)
-    of_nodes = rows_of_nodes(everyone, world.places)
+    of_nodes = []
+    for node in range(world.node_count):
+        here = [own for own, place in zip(everyone, world.places, strict=True) if place["node"] == node]
+        of_nodes.append(len(np.unique(np.concatenate(here))))
     any_rank = len(np.unique(np.concatenate(everyone)))
     return {"of_ranks": [*map(len, everyone)], "of_nodes": of_nodes, "any": any_rank}
 
@@ -149,12 +146,3 @@ def used_rows(ids: np.ndarray, world) -> dict:
 def new_lookup(settings: Settings, buffers, layout: Layout) -> SparseGradient:
     """Return a buffer for the gradient of the token embedding's rows that a step of this rank looks up."""
     return buffers.new_sparse_gradient(layout.by_name["wte"].shape, most_rows(settings, layout.config))
-
-
-def rows_of_nodes(ids: list[np.ndarray], places: list[dict]) -> list[int]:
-    """Count the different rows that the ranks of each node look up. ids: each rank's."""
-    nodes = [place["node"] for place in places]
-    found = []
-    for node in sorted(set(nodes)):
-        found.append(len(np.unique(np.concatenate([own for own, its in zip(ids, nodes, strict=True) if its == node]))))
-    return found

@@ -146,9 +146,7 @@ class Settings:
     )
     split_documents: bool = setting(False, f"with --text: {SPLIT_HELP}")
     tokenizer: str = setting(
-        None,
-        "tokenizer of --text and of samples (as in --init; else as in --train-data, or bytes)",
-        choices=TOKENIZERS,
+        None, "tokenizer of --text and of samples (as in --init; else as in --train-data, or bytes)", choices=TOKENIZERS
     )
     batch_size: int = setting(4, "B: sequences per rank and microbatch")
     seq_len: int = setting(None, "T: tokens per sequence (as in --context)")
@@ -187,9 +185,7 @@ class Settings:
     share_gpus: bool = setting(False, "let several ranks share a GPU, for tests")
     threads: int = setting(0, "threads per rank; 0: its share of the node's cores")
     peak_tflops: float = setting(
-        None,
-        "peak of one rank, 100%% in MFU (GPUs: datasheet; CPUs: measured)",
-        type=positive,
+        None, "peak of one rank, 100%% in MFU (GPUs: datasheet; CPUs: measured)", type=positive
     )
     eval_every: int = setting(50, "steps between validations, one of which follows the last step; 0: never")
     eval_steps: int = setting(20, "batches per rank in a validation; 0: the whole validation set")

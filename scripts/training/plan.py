@@ -92,8 +92,9 @@ class Plan:
             "auto": self.backend["auto"],
             "bucket_bytes": self.bucket_bytes,
             "trained_positions": self.trained_positions,
+            "split_embedding": self.embedding.is_split,
         }
-        return {"run": self.run} | self.identity | decided | self.embedding.checkpoint_facts()
+        return {"run": self.run} | self.identity | decided
 
     def config_facts(self) -> dict:
         """Return the facts about this run for config.json, besides its settings."""

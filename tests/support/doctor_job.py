@@ -44,7 +44,6 @@ def rank_facts(rank: int, ranks_per_node: int = 2, nodes: int = 4) -> dict:
         },
         "threads": 4,
         "speed": 90e9 + rank * 1e8,
-        "clock": {"error_s": 1e-5, "ahead_s": 0.01},
         "link": {"node": node, "host": f"node{node}", "latency_s": 2e-6, "out": 11e9, "in": 11e9, "both": 10e9},
         "traffic": {"eth0": 20_000, "mlx5_0:1": 10**9},
         "sees run folder": True,
@@ -102,7 +101,7 @@ def keep(count: int, **place):
     return apply
 
 
-NODE_1, HOST_1 = (2, 3), "node1"  # its ranks
+NODE_1 = (2, 3)  # its ranks
 NO_GPU = {"cupy": "14.0", "count": 0, "problem": None}
 ONE_CORE = {"affinity": [0], "count": 8, "quota": None, "variables": {}}
 ALL_CORES = {"affinity": list(range(8)), "count": 8, "quota": None, "variables": {}}

@@ -54,15 +54,6 @@ def test_the_commit_and_whether_the_code_is_as_committed(project):
     assert Checkout(project).facts()["dirty"] is True
 
 
-def test_a_worktree_has_its_own_commit(project, tmp_path):
-    git(project, "worktree", "add", "-q", "-b", "other", str(tmp_path / "other"))
-    (tmp_path / "other" / "gpt2" / "code.py").write_text("3\n")
-    git(tmp_path / "other", "commit", "-q", "-a", "-m", "third")
-    found = Checkout(tmp_path / "other").facts()
-    assert found == {"commit": git(tmp_path / "other", "rev-parse", "HEAD"), "dirty": False}
-    assert found["commit"] != Checkout(project).facts()["commit"]
-
-
 def test_variables_of_git_lead_nowhere_else(project, tmp_path, monkeypatch):
     """A hook sets them for what it starts."""
     expected = Checkout(project).facts()
@@ -84,15 +75,12 @@ def test_another_users_checkout(project):
     assert Checkout(project).facts() == expected
 
 
-def test_what_is_installed_in_anothers_project_is_not_that_project(project):
-    installed = project / ".venv" / "site-packages"
-    installed.mkdir(parents=True)
-    assert Checkout(installed).facts() == UNKNOWN
-
-
-@pytest.mark.parametrize("damage", ["no commit", "no repository", "no git"])
+@pytest.mark.parametrize("damage", ["installed in another project", "no commit", "no repository", "no git"])
 def test_without_an_answer_nothing_is_known(project, monkeypatch, tmp_path, damage):
-    if damage == "no git":
+    if damage == "installed in another project":
+        project = project / ".venv" / "site-packages"
+        project.mkdir(parents=True)
+    elif damage == "no git":
         monkeypatch.setenv("PATH", str(tmp_path))
     else:
         shutil.rmtree(project / ".git")

@@ -62,9 +62,8 @@ def test_what_others_call_flags_leads_to_ours():
 def test_nothing_is_called_by_a_name_that_a_program_lacks(capsys):
     parser = Parser("what it does", prog="it")
     parser.add_argument("--out")
-    assert mistake(capsys, parser.parse_args, ["--learning-rate", "1"]) == (
-        "it: error: --learning-rate is no flag (see it --help)\n"
-    )
+    said = mistake(capsys, parser.parse_args, ["--learning-rate", "1"])
+    assert said == "it: error: --learning-rate is no flag (see it --help)\n"
 
 
 def test_a_flag_that_is_missing_may_be_misspelt(capsys):
@@ -88,11 +87,11 @@ def test_one_process_of_a_job_speaks(capsys, monkeypatch):
 
 
 def test_a_subcommand_knows_its_flags(capsys):
-    parse, needed = virtual_cluster.parser().parse_args, ["run", "--nodes", "1", "--rate", "1gbit", "--ranks", "1"]
+    parse = virtual_cluster.parser().parse_args
+    needed = ["run", "--nodes", "1", "--rate", "1gbit", "--ranks", "1"]
     assert "--burts is no flag: did you mean --burst?" in mistake(capsys, parse, [*needed, "--burts", "1"])
-    assert "'python' stands where a flag is expected; a command comes after --" in mistake(
-        capsys, parse, [*needed, "python"]
-    )
+    said = mistake(capsys, parse, [*needed, "python"])
+    assert "'python' stands where a flag is expected; a command comes after --" in said
 
 
 def test_where_a_run_is_missing_the_newest_one_is_named(tmp_path, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -23,21 +24,19 @@ def test_no_section_stops_the_others():
     def leaves():
         raise SystemExit(3)
 
-    facts, limit = new_facts(), SimpleNamespace()
+    facts = new_facts()
+    limit = SimpleNamespace()
     gather(facts, {"fails": fails, "leaves": leaves, "works": lambda: {"answer": 42}}, limit)
     assert facts["works"] == {"answer": 42}
     assert facts["errors"] == {"fails": "ValueError: odd", "leaves": "SystemExit: 3"}
     assert limit.stage.startswith("looking at works")
 
 
-def test_tool_output():
+def test_tool_output(tmp_path):
+    """A tool that hangs is ended."""
     assert tool_output("echo", "two words") == "two words\n"
     assert tool_output("false") is None
     assert tool_output("no-such-command") is None
-    assert tool_output("sleep", "60", limit_s=0.1) is None
-
-
-def test_a_tool_that_hangs_is_ended(tmp_path):
     program = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
     assert tool_output(sys.executable, "-S", "-c", program, str(tmp_path / "pid"), limit_s=1.5) is None
     with pytest.raises(ProcessLookupError):
@@ -133,23 +132,15 @@ def fake_cupy(monkeypatch, count: int, problem: str | None = None) -> None:
         memGetInfo=lambda: (9, 10), CUDARuntimeError=FakeRuntimeError,
     )  # fmt: skip
 
-    class Device:
+    class Device(nullcontext):
         compute_capability = "90"
 
         def __init__(self, index):
             self.pci_bus_id = f"0000:{index:02}"
+            super().__init__()
 
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            return None
-
-    cuda = ModuleType("cupy.cuda")
-    cuda.runtime, cuda.Device = runtime, Device
-    cuda.nccl = SimpleNamespace(available=False)
-    cupy = ModuleType("cupy")
-    cupy.cuda, cupy.__version__ = cuda, "14.0"
+    cuda = SimpleNamespace(runtime=runtime, Device=Device, nccl=SimpleNamespace(available=False))
+    cupy = SimpleNamespace(cuda=cuda, __version__="14.0")
     gpu_aware = SimpleNamespace(says_gpu_aware=lambda: (False, ""))  # the real one would start MPI in this process
     modules = {"cupy": cupy, "cupy.cuda": cuda, "cupyx": ModuleType("cupyx"), "ml_dtypes": ModuleType("ml_dtypes")}
     modules |= {"dist.gpu.gpu_aware": gpu_aware}
@@ -158,7 +149,7 @@ def fake_cupy(monkeypatch, count: int, problem: str | None = None) -> None:
 
 
 def test_own_gpu(monkeypatch):
-    """Local rank 3 of a node whose processes see two GPUs takes the second."""
+    """Local rank 3 of a node whose processes see two GPUs takes the second. Without GPUs or CuPy there is none."""
     fake_cupy(monkeypatch, 2)
     facts = gpus.own_gpu(3)
     assert facts == {
@@ -166,9 +157,6 @@ def test_own_gpu(monkeypatch):
         "name": "H200", "id": "0000:01/01", "free": 9, "total": 10, "cublaslt": facts["cublaslt"],
         "nccl_missing": "CuPy finds no libnccl.so.2", "mpi_is_gpu_aware": False, "cudnn": None,
     }  # fmt: skip
-
-
-def test_own_gpu_where_there_is_none(monkeypatch):
     fake_cupy(monkeypatch, 0, "cudaErrorNoDevice: no CUDA-capable device is detected")
     facts = gpus.own_gpu(0)
     assert (facts["count"], facts["driver_cuda"]) == (0, 13010)

@@ -1,13 +1,8 @@
 """doctor.py's findings: each is provoked by invented facts, alone, and a healthy job has none."""
 
-import ast
-import inspect
-import sys
-
 import pytest
 
-from scripts.checkup import gpus, machine, network, software
-from scripts.checkup.report import FAIL, NOTE, SLOW, Problem, find_problems, verdict
+from scripts.checkup.report import FAIL, NOTE, SLOW, find_problems, verdict
 from scripts.doctor import CHECKS
 from tests.support.doctor_job import (
     ALL_CORES,
@@ -24,8 +19,6 @@ from tests.support.doctor_job import (
     error,
     healthy,
 )
-
-SUBJECTS = (software, machine, network, gpus)
 
 # what is found: (what is changed, severity, words of the finding's text, words of its fix)
 CASES = {
@@ -88,11 +81,12 @@ CASES = {
         (change("run folder/free", 2 * GB), FAIL, "2 GB free in /shared", "larger"),
     ],
     "slow_ports": [
-        (change("link", LINK | {"out": 3e9}, *NODE_1), SLOW, "node1 sends at 27% of the others' rate (3 GB/s", "cable"),
-        (change("link", LINK | {"in": 3e9}, *NODE_1), SLOW, "node1 receives at 27% of the others' rate", "cable"),
+        (change("link", LINK | {"out": 7.6e9}, *NODE_1), SLOW, "node1 sends at 69% of the others' rate (7.6 GB/s of 11",
+         "cable"),
+        (change("link", LINK | {"in": 7.6e9}, *NODE_1), SLOW, "node1 receives at 69% of the others' rate", "cable"),
     ],
     "slow_latency": [
-        (change("link", LINK | {"latency_s": 5e-5}, *NODE_1), SLOW, "0.05 ms of latency at node1, 0.002 ms", "switch")
+        (change("link", LINK | {"latency_s": 9e-6}, *NODE_1), SLOW, "0.009 ms of latency at node1, 0.002 ms", "switch")
     ],
     "idle_infiniband": [
         (change("traffic", {"eth0": 10**9, "mlx5_0:1": 0}), SLOW, "sends through eth0, and mlx5_0:1 is idle", "ucx"),
@@ -126,36 +120,22 @@ CASES = {
 FLAT_CASES = [pytest.param(*case, id=f"{name} {i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
 
 
-def test_every_finding_has_a_case(monkeypatch):
-    """Each place that makes one is reached."""
-    made = set()
-
-    def noted(*parts):
-        caller = sys._getframe(1)
-        made.add((caller.f_globals["__name__"], caller.f_lineno))
-        return Problem(*parts)
-
-    for module in SUBJECTS:
-        monkeypatch.setattr(module, "Problem", noted)
-    for case in FLAT_CASES:
-        ranks = healthy()
-        case.values[0](ranks)
-        find_problems(CHECKS, ranks, "gpt2-124M")
-    places = {
-        (module.__name__, node.lineno)
-        for module in SUBJECTS
-        for node in ast.walk(ast.parse(inspect.getsource(module)))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Problem"
-    }
-    assert made == places
-
-
 @pytest.mark.parametrize("model", [None, "tiny", "gpt2-124M"])
 @pytest.mark.parametrize("shape", [{}, {"nodes": 1}, {"nodes": 2, "ranks_per_node": 2}, {"nodes": 9}])
 def test_a_healthy_job_has_no_findings(shape, model):
     ranks = healthy(**shape)
     assert find_problems(CHECKS, ranks, model) == []
     assert "nothing found" in verdict([], ranks[0]["place"])
+
+
+def test_small_differences_between_links_are_no_findings():
+    """A port at 71% of the others' rate, a latency four times theirs. Of two nodes nobody can say which is odd."""
+    ranks = healthy()
+    change("link", LINK | {"out": 7.8e9, "in": 7.8e9, "latency_s": 7.9e-6}, *NODE_1)(ranks)
+    assert find_problems(CHECKS, ranks) == []
+    ranks = healthy(nodes=2)
+    change("link", LINK | {"out": 1e6, "in": 1e6, "latency_s": 1.0}, *NODE_1)(ranks)
+    assert find_problems(CHECKS, ranks) == []
 
 
 @pytest.mark.parametrize(("changed", "severity", "text", "fix"), FLAT_CASES)

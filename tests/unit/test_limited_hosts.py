@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,14 @@ from scripts.cluster.groups import ClusterError, Limits, kills_line, limited_gro
 from scripts.cluster.network import Port
 from scripts.settings.units import UnitError
 from scripts.virtual_cluster import cluster_table, crowd_line
+from tests.suites.faults.processes import wait_until
 from tests.unit.test_control_groups import tree
 
 pytestmark = pytest.mark.any_mpi
 VERSION_1 = "5:name=systemd:/\n4:memory:/job\n3:cpu,cpuacct:/job\n0::/\n"
 BOTH = Limits(0.4, 600_000_000)
 NODES = ["node0", "node1"]
+LIMIT_S = 20
 
 
 @pytest.fixture
@@ -76,15 +77,13 @@ def test_hosts_in_version_2(tmp_path, kernel):
 
 
 def test_a_kernel_without_swap_accounting(tmp_path, kernel):
+    """Without limits there are no groups at all."""
+    with limited_groups(NODES, Limits(), (tmp_path, tmp_path)) as made:
+        assert made == {}
     places = tree(tmp_path, VERSION_1, {"memory/job/memory.limit_in_bytes": ""})
     with limited_groups(["node0"], Limits(memory=10**9), places) as made:
         assert contents(made["node0"], "memory", "memory.limit_in_bytes") == ["1000000000"]
         assert not (made["node0"].folders["memory"] / "memory.memsw.limit_in_bytes").exists()
-
-
-def test_no_limits_no_groups(tmp_path):
-    with limited_groups(NODES, Limits(), (tmp_path, tmp_path)) as made:
-        assert made == {}
 
 
 @pytest.mark.parametrize(
@@ -102,8 +101,8 @@ def test_a_machine_that_has_no_such_groups(tmp_path, own, files, says):
         pass
 
 
-def test_a_tree_that_may_not_be_written_is_one_line(tmp_path):
-    """As in a container."""
+def test_what_the_kernel_refuses_is_one_line(tmp_path):
+    """A tree that may not be written, as in a container. A full device: what a write meets has no file's name."""
     places = tree(tmp_path, VERSION_1, {"cpu,cpuacct/job/tasks": ""})
     (tmp_path / "mount/cpu,cpuacct/job").rename(tmp_path / "mount/away")
     (tmp_path / "mount/cpu,cpuacct/job").symlink_to("/proc/self/fdinfo")
@@ -111,44 +110,20 @@ def test_a_tree_that_may_not_be_written_is_one_line(tmp_path):
         pass
     assert str(error.value).startswith(f"this machine does not let us limit hosts: {tmp_path}/mount/cpu,cpuacct/job/")
     assert "\n" not in str(error.value)
-
-
-def test_a_refused_number_is_one_line():
-    """As a quota beyond that of the group around. What a write meets, it meets without the file's name."""
-    with pytest.raises(ClusterError, match="does not let us limit hosts: /proc/self/comm_no: No such file"):
-        groups.set_file(Path("/proc/self/comm_no"), "1")
     with pytest.raises(ClusterError, match="does not let us limit hosts: /dev/full: No space left on device"):
         groups.set_file(Path("/dev/full"), "1")
 
 
-@pytest.mark.parametrize(
-    ("cores", "memory", "limits"),
-    [
-        ("0.4", "600MB", BOTH),
-        ("2", None, Limits(cores=2.0)),
-        (None, "1GiB", Limits(memory=2**30)),
-        (None, None, Limits()),
-    ],
-)
-def test_flags(cores, memory, limits):
-    assert read_limits(cores, memory) == limits
-
-
-@pytest.mark.parametrize(
-    ("cores", "memory", "says"),
-    [
-        ("0", None, "--cores-per-host: '0' is no number of cores: expected 0.01 to 4096, like 0.4"),
-        ("", None, "--cores-per-host: '' is no number of cores"),
-        ("nan", None, "--cores-per-host: 'nan' is no number of cores"),
-        ("0.4", "12Q", "--memory-per-host: '12Q' is no size: expected one, like 512KiB or 600MB"),
-        ("0.4", "600", "--memory-per-host: '600' is no memory for a host: expected 16MB or more"),
-        ("0.4", "1GB,2GB", "--memory-per-host: '1GB,2GB' is no size: expected one"),
-    ],
-)
-def test_flags_refused(cores, memory, says):
-    with pytest.raises(UnitError) as error:
-        read_limits(cores, memory)
-    assert str(error.value).startswith(says)
+def test_flags():
+    assert read_limits("0.4", "600MB") == BOTH
+    assert read_limits("2", None) == Limits(cores=2.0)
+    assert read_limits(None, "1GiB") == Limits(memory=2**30)
+    with pytest.raises(UnitError, match=r"^--cores-per-host: '0' is no number of cores: expected 0.01 to 4096"):
+        read_limits("0", None)
+    with pytest.raises(UnitError, match=r"^--memory-per-host: '12Q' is no size: expected one, like 512KiB or 600MB"):
+        read_limits("0.4", "12Q")
+    with pytest.raises(UnitError, match=r"^--memory-per-host: '600' is no memory for a host: expected 16MB or more"):
+        read_limits("0.4", "600")
 
 
 @pytest.mark.parametrize(
@@ -192,13 +167,6 @@ def test_a_command_joins_before_it_runs(tmp_path):
     assert [(tmp_path / name / "cgroup.procs").read_text() for name in "ab"] == ["0\n", "0\n"]
 
 
-def wait_until(happens) -> bool:
-    deadline = time.monotonic() + 20
-    while not happens() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return happens()
-
-
 def test_groups_go_with_the_process_that_made_them(tmp_path):
     """Also with one that is killed: the janitor sees that, and waits until a group is empty."""
     places = tree(tmp_path, VERSION_1, {"memory/job/tasks": ""})
@@ -215,29 +183,10 @@ def test_groups_go_with_the_process_that_made_them(tmp_path):
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, text=True, cwd=Path(__file__).parents[2]) as killed:
         folder = Path(killed.stdout.readline().strip())
-    assert wait_until(lambda: not (folder.parent / "node1").exists())
+    assert wait_until(lambda: not (folder.parent / "node1").exists(), LIMIT_S)
     assert folder.exists()
     (folder / "busy").rmdir()
-    assert wait_until(lambda: not folder.parent.exists())
-
-
-def test_leftovers_are_removed_but_not_what_lives(tmp_path):
-    """A lock tells them apart. Other groups are nobody's business here."""
-    places = tree(tmp_path, VERSION_1, {"memory/job/tasks": "", "cpu,cpuacct/job/tasks": ""})
-    mount = tmp_path / "mount"
-    left = [mount / "memory/other/virtual-cluster-1-ab", mount / "cpu,cpuacct/virtual-cluster-1-ab"]
-    lives, other = mount / "memory/job/virtual-cluster-2-cd", mount / "memory/job/virtual"
-    for folder in (*left, lives, other):
-        (folder / "node0").mkdir(parents=True)
-    (left[0] / "node0/busy").mkdir()
-    with groups.locked(lives):
-        assert not groups.remove_left_groups(places), "something is still in one"
-        (left[0] / "node0/busy").rmdir()
-        assert groups.remove_left_groups(places)
-        assert [folder.exists() for folder in (*left, lives, other)] == [False, False, True, True]
-    assert groups.remove_left_groups(places)
-    assert not lives.exists()
-    assert (other / "node0").exists()
+    assert wait_until(lambda: not folder.parent.exists(), LIMIT_S)
 
 
 def test_the_table_shows_limits(monkeypatch):

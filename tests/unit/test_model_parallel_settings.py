@@ -28,11 +28,7 @@ def completed(flags: str, ranks: int):
 @pytest.mark.parametrize(
     ("flags", "ranks", "says"),
     [
-        (
-            "--tensor-parallel 3",
-            4,
-            "4 ranks with --tensor-parallel 3 and --pipeline-parallel 1, expected a multiple of 3",
-        ),
+        ("--tensor-parallel 3", 4, "4 ranks with --tensor-parallel 3 and --pipeline-parallel 1, expected a multiple"),
         ("--tensor-parallel 2 --pipeline-parallel 2", 6, "expected a multiple of 4: start 8"),
         ("--tensor-parallel 5", 5, "--tensor-parallel 5, expected at most the model's 4 heads"),
         ("--pipeline-parallel 6", 6, "--pipeline-parallel 6, expected at most 5: the model has 4 layers, and a last"),
@@ -120,19 +116,22 @@ def test_memory_of_pieces_is_that_of_their_arrays(flags):
     flags += " --grad-accum 4 --batch-size 2 --seq-len 32 --strategy allreduce --n-layer 8 --n-embd 256"
     s, config = completed(flags, 4)
     world = SimpleNamespace(places=[{"rank": r, "node": 0, "local_rank": r} for r in range(4)], node=0, size=4)
-    allocated, cut = 0, model_cut(s, config)
+    allocated = 0
+    cut = model_cut(s, config)
     for number, shard in enumerate(cut.shards):
-        counted, layout = [], Layout(config, 1, shard)
-        kernels = SimpleNamespace(
-            empty=lambda shape, dtype, counted=counted: counted.append(shape) or np.empty(shape, "i1"),
-            operand_dtype=None,
-        )
+        counted = []
+        layout = Layout(config, 1, shard)
+
+        def empty(shape, dtype, counted=counted):
+            counted.append(shape)
+            return np.empty(shape, "i1")
+
+        kernels = SimpleNamespace(empty=empty, operand_dtype=None)
         group = SimpleNamespace(room=lambda shape: np.empty(shape, "i1")) if shard.tp_size > 1 else ONE_SHARD
         parameters = Parameters.zeros(layout)
         ParallelGPT2(kernels, parameters, parameters, 2, 32, group, in_flight=cut.in_flight(number // cut.tensor))
-        allocated += 4 * max(
-            int(np.prod(t.shape)) for t in layout.tensors if "fc" in t.name
-        )  # the scratch of a product
+        product = max(int(np.prod(t.shape)) for t in layout.tensors if "fc" in t.name)
+        allocated += 4 * product
         allocated += 4 * (4 * layout.count + 2 * layout.replicated_size + sum(int(np.prod(shape)) for shape in counted))
     layers = [stop - start for start, stop in Layout(config).ranges]
     allocated += 4 * (layers[0] + 2 * layers[1] + layers[-1])  # where rank 0 gathers model.bin
@@ -144,10 +143,8 @@ def test_memory_is_that_of_the_own_node():
     s, config = completed("--pipeline-parallel 2 --grad-accum 4 --strategy allreduce", 4)
     places = [{"rank": r, "node": r // 2, "local_rank": r % 2} for r in range(4)]
     first, second = (bytes_of_pieces(s, config, SimpleNamespace(places=places, node=node, size=4)) for node in range(2))
-    together = SimpleNamespace(
-        places=[place | {"node": 0, "local_rank": place["rank"]} for place in places], node=0, size=4
-    )
-    assert first + second == bytes_of_pieces(s, config, together)
+    on_one = [place | {"node": 0, "local_rank": place["rank"]} for place in places]
+    assert first + second == bytes_of_pieces(s, config, SimpleNamespace(places=on_one, node=0, size=4))
     assert first > second  # stage 0 holds more micro-steps, and where the head's gradient lands
 
 

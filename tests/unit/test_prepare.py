@@ -14,15 +14,7 @@ from gpt2.data import texts
 from gpt2.data.shards import open_shard, shard_paths
 from scripts.preparation import batches as prepare_batches
 from scripts.prepare import parse
-from tests.support.prepared import (
-    manifest_of,
-    nonsense,
-    run,
-    tokens_in,
-    use_vocabulary,
-    write_folder,
-    write_jsonl,
-)
+from tests.support.prepared import manifest_of, nonsense, run, tokens_in, use_vocabulary, write_folder, write_jsonl
 from tests.unit.test_tokenizers import SHAKESPEARE, needs_vocabulary, refusal
 
 TOKENIZERS = ["bytes", pytest.param("gpt2", marks=needs_vocabulary)]
@@ -85,9 +77,8 @@ def test_a_literal_end_of_text_is_remarked(tmp_path, monkeypatch, capsys):
     inputs = manifest_of(tmp_path / "split")["inputs"]
     assert [source["documents"] for source in inputs] == [2, 1, 1]
     assert [source["empty_documents"] for source in inputs] == [1, 0, 1]
-    assert "made with --split-documents False, this is True" in refusal(
-        run, folder, "--split-documents", "--out", tmp_path / "text"
-    )
+    message = refusal(run, folder, "--split-documents", "--out", tmp_path / "text")
+    assert "made with --split-documents False, this is True" in message
 
 
 def test_a_text_of_many_blocks(tmp_path, monkeypatch):
@@ -128,7 +119,7 @@ def test_validation_split(tmp_path, percent):
 
 @pytest.mark.parametrize("packing", ["", ".gz", ".zst"])
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
-def test_packed(tmp_path, kind, packing):
+def test_packed(tmp_path, kind, packing, monkeypatch):
     path = tmp_path / f"a.{kind}"
     content = DOCUMENTS[5].encode() if kind == "txt" else write_jsonl(path, DOCUMENTS).read_bytes()
     half = len(content) // 2
@@ -143,9 +134,11 @@ def test_packed(tmp_path, kind, packing):
     assert facts["bytes"] == path.stat().st_size
     if packing:
         path.write_bytes(path.read_bytes()[:-3])
-        assert f"{path}: the {'gzip' if packing == '.gz' else 'zstd'} file is " in refusal(
-            run, path, "--out", tmp_path / "b"
-        )
+        name = "gzip" if packing == ".gz" else "zstd"
+        assert f"{path}: the {name} file is " in refusal(run, path, "--out", tmp_path / "b")
+    if packing == ".zst":
+        monkeypatch.setitem(sys.modules, "zstandard", None)
+        assert "needs the package zstandard" in refusal(run, path, "--out", tmp_path / "b")
 
 
 def zstd(packing: str):
@@ -170,9 +163,8 @@ def test_parquet(tmp_path, parquet):
     documents = [*DOCUMENTS, None, *(nonsense(50, seed) for seed in range(200))]
     path = parquet(tmp_path / "a.parquet", id=list(range(len(documents))), text=documents)
     run(path, "--out", tmp_path / "out", "--val-percent", 0)
-    assert (
-        tokens_in(tmp_path / "out", "train").astype(np.uint8).tobytes() == "\n".join(filter(None, documents)).encode()
-    )
+    expected = "\n".join(filter(None, documents)).encode()
+    assert tokens_in(tmp_path / "out", "train").astype(np.uint8).tobytes() == expected
     assert manifest_of(tmp_path / "out")["inputs"][0]["empty_documents"] == 2
     run(path, "--out", tmp_path / "again", "--val-percent", 0, "--shard-tokens", 100)
     assert np.array_equal(tokens_in(tmp_path / "again", "train"), tokens_in(tmp_path / "out", "train"))
@@ -182,7 +174,8 @@ def test_texts_in_parquet_of_any_type(tmp_path, parquet):
     """Also beside structures whose fields have the column's name, and beside other columns of one name."""
     import pyarrow
 
-    path, words = tmp_path / "a.parquet", pyarrow.array(["one", None, "", "two"])
+    path = tmp_path / "a.parquet"
+    words = pyarrow.array(["one", None, "", "two"])
     columns = {"meta": [{"text": "no"}] * 4, "meta.text": words}
     for column in (words.cast("large_string"), words.dictionary_encode(), words):
         parquet(path, **columns | {"meta.text": column})
@@ -196,7 +189,8 @@ def test_texts_in_parquet_of_any_type(tmp_path, parquet):
 def test_bad_parquet(tmp_path, parquet, monkeypatch):
     import pyarrow
 
-    path, out = parquet(tmp_path / "a.parquet", id=[1, 2], body=["a", "b"]), ("--out", tmp_path / "out")
+    path = parquet(tmp_path / "a.parquet", id=[1, 2], body=["a", "b"])
+    out = ("--out", tmp_path / "out")
     assert "holds 'id', 'body', expected a column 'text'" in refusal(run, path, *out)
     assert "column 'id' is int64, expected text" in refusal(run, path, *out, "--field", "id")
     for kind, values in (("binary", [b"a"]), ("list<element: string>", [["a"]]), ("null", [None]), ("int64", [1])):
@@ -211,12 +205,6 @@ def test_bad_parquet(tmp_path, parquet, monkeypatch):
     assert "cannot be read as Parquet" in refusal(run, path, *out)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert refusal(run, path, *out).endswith("needs the package pyarrow: pip install pyarrow")
-
-
-def test_missing_zstandard(tmp_path, monkeypatch):
-    (tmp_path / "a.txt.zst").write_bytes(b"?")
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    assert "needs the package zstandard" in refusal(run, tmp_path / "a.txt.zst", "--out", tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from gpt2.data.windows import Windows
 from gpt2.errors import UserError
 from scripts.settings.checks import complete
 from scripts.settings.memory import bytes_of_rows
-from scripts.settings.split_embedding import expected_rows, is_split, most_rows, rows_of_nodes, rows_of_text
+from scripts.settings.split_embedding import expected_rows, is_split, most_rows, rows_of_text, used_rows
 from scripts.settings.training import parse_settings
 from strategies.hierarchical_sharded import all_reduced_share
 
@@ -63,8 +64,10 @@ def test_rows_are_counted():
     assert most_rows(made, config) == 2 * 3 * 5
     made, config = settings(*OVERLAPPED, "--batch-size", 40, "--seq-len", 40, "--vocab-size", 1000)
     assert most_rows(made, config) == config.padded_vocab_size
-    ids = [np.array(some) for some in ([1, 2], [2, 3, 4], [9])]
-    assert rows_of_nodes(ids, [{"node": node} for node in (0, 0, 1)]) == [4, 1]
+    ids = [np.array(some) for some in ([1, 2], [2, 3, 4], [2])]
+    comm = SimpleNamespace(allgather=lambda own: ids)
+    world = SimpleNamespace(comm=comm, node_count=2, places=[{"node": node} for node in (0, 0, 1)])
+    assert used_rows(ids[0], world) == {"of_ranks": [2, 3, 1], "of_nodes": [4, 1], "any": 4}
 
 
 def test_the_memory_of_rows_is_theirs_and_a_few_segments():
