@@ -92,8 +92,7 @@ def activation_bytes(
 ) -> int:
     """Return the bytes that a float32 model, or a shard of it, allocates to train on batches of (B, T) tokens.
 
-    in_flight: microbatches between forward and backward at once. operand_bytes: bytes per number in arrays that are
-    only operands of matrix products.
+    in_flight: microbatches between forward and backward at once. operand_bytes: bytes per number of products' operands.
     """
     shard = shard or whole(config)
     total = 0

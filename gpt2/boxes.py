@@ -5,7 +5,7 @@ shards' tensors is a box, too. Tensors are read one after another, some rows at 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -20,8 +20,7 @@ Box = tuple[tuple[int, int], ...]  # [start, stop) along each axis of a whole te
 def read_range(layout: Layout, start: int, out: np.ndarray, stored: list[tuple[Layout, Callable]]) -> None:
     """Fill out (n,) with elements [start, start + n) of the flat buffer of `layout`; 0 beyond its last parameter.
 
-    stored: [(layout, read), ...] of shards that together hold the whole model; read(start, out) fills out from a stored
-    shard's flat buffer.
+    stored: [(layout, read), ...] of all shards of a model; read(start, out) fills out from a shard's flat buffer.
     """
     out.fill(0.0)
     for tensor in layout.tensors:
@@ -52,22 +51,19 @@ def _read_elements(tensor: Tensor, start: int, out: np.ndarray, sources: list[tu
     for theirs, read in sources:
         if theirs.box == tensor.box:
             return read(theirs.start + start, out)
-    for first, rows in _rows(tensor, start, start + len(out), sources):
-        low = max(start, first)
-        high = min(start + len(out), first + rows.size)
-        out[low - start : high - start] = rows.reshape(-1)[low - first : high - first]
-    return None
-
-
-def _rows(tensor: Tensor, start: int, stop: int, sources) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (first element, rows) of all rows that contain elements [start, stop), some rows at a time."""
     length = math.prod(tensor.box_shape[1:])
     step = max(1, AT_ONCE // math.prod(tensor.whole_shape[1:]))
     top = tensor.box[0][0]
+    stop = start + len(out)
     last = -(-stop // length)
     for row in range(start // length, last, step):
         box = ((top + row, top + min(row + step, last)), *tensor.box[1:])
-        yield row * length, _assemble(box, sources)
+        rows = _assemble(box, sources)
+        first = row * length
+        low = max(start, first)
+        high = min(stop, first + rows.size)
+        out[low - start : high - start] = rows.reshape(-1)[low - first : high - first]
+    return None
 
 
 def _assemble(box: Box, sources: list[tuple[Tensor, Callable]]) -> np.ndarray:

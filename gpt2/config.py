@@ -63,7 +63,6 @@ def preset_name(name: str) -> str:
 def flops_per_token(config: GPT2Config, sequence_length: int, parameters: int) -> int:
     """Return the floating-point operations per token, forward and backward, from which MFU is computed.
 
-    Count as llm.c does (mfu.h): 6 N for the parameters, the padded vocabulary's included, and 6 L C T for causal
-    attention.
+    Count as llm.c does (mfu.h): 6 N for the parameters, with the padded vocabulary, and 6 L C T for causal attention.
     """
     return 6 * parameters + 6 * config.n_layer * config.n_embd * sequence_length

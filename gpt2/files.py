@@ -93,23 +93,15 @@ def alone(lock: Path, wait_s: float):
     The lock ends with its process. After wait_s seconds without the lock, the block runs anyway.
     """
     with ExitStack() as stack:
-        with suppress(OSError):
+        with suppress(OSError):  # also if the file system has no locks
             file = stack.enter_context(open(lock, "w"))
             end = time.monotonic() + wait_s
-            while not _take(file) and time.monotonic() < end:
+            while time.monotonic() < end:
+                with suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
                 time.sleep(LOOK_S)
         yield
-
-
-def _take(file) -> bool:
-    """Return whether to stop waiting: this process has the lock, or the file system has no locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def temporary_name(path: Path) -> Path:
@@ -176,8 +168,7 @@ def write_json(path: Path, value) -> None:
 def place_of_file(path: Path) -> Path:
     """Return where to write a file named `path`: there, or at the target of a link.
 
-    UserError: it is not a regular file, a broken link, this program's own output, protected, or in a folder that cannot
-    be written.
+    UserError: no regular file, a broken link, this program's own output, or the file or its folder is protected.
     """
     path = Path(path)
     place = Path(os.path.realpath(path)) if path.is_symlink() else path

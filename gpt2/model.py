@@ -85,8 +85,7 @@ class GPT2:
         return float(kept.losses.sum(dtype=np.float64))
 
     def token_losses(self, tokens, targets):
-        """Return the losses (B, T) of tokens against targets (B, T), without gradients.
-        The next call overwrites them."""
+        """Return the losses (B, T) of tokens against targets (B, T), without gradients, valid until the next call."""
         kept = self.kept[0]
         self._transform(tokens, kept)
         self.embedding.classify(kept, targets, 0.0, trains=False)
@@ -148,8 +147,7 @@ class GPT2:
     def backward(self, accumulate: bool, gradients_final=no_hook, slot: int = 0) -> None:
         """Write the gradients of the forward pass in the slot; `accumulate` adds them (all microbatches but the first).
 
-        gradients_final(start, stop) is called for the layout's final_ranges, in their order, as soon as a range's
-        gradients are final.
+        gradients_final(start, stop) is called for the layout's final_ranges, in order, as soon as each is final.
         """
         kept = self.kept[slot]
         layout = self.parameters.layout

@@ -61,8 +61,7 @@ def clip_scale(sum_of_squares: float, max_norm: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class LearningRateSchedule:
-    """The learning rate rises to `lr` in `warmup` steps, falls to `min_lr` until step `steps`, and stays there.
-    `name`: one of SCHEDULES."""
+    """The rate rises to `lr` in `warmup` steps, falls to `min_lr` until step `steps`, and stays. name: of SCHEDULES."""
 
     name: str
     lr: float

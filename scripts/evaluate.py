@@ -21,7 +21,7 @@ from pathlib import Path
 
 from dist.console import open_console
 from dist.world import start_world
-from gpt2.data.end_of_text import SPLIT_HELP
+from gpt2.data.documents import SPLIT_HELP
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.errors import UserError
 from gpt2.files import place_of_file, write_json

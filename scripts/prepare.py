@@ -30,7 +30,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from dist.console import open_console, say
-from gpt2.data.end_of_text import OF_THE_FILES, READ_AS_TEXT, SPLIT_HELP
+from gpt2.data.documents import OF_THE_FILES, READ_AS_TEXT, SPLIT_HELP
 from gpt2.data.inputs import EMPTY, Input, InputChanged, bare_name, find_inputs
 from gpt2.data.shards import MAX_COUNT
 from gpt2.data.texts import document_start

@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 
 from dist.console import BY_CTRL_C, open_console
-from gpt2.data.end_of_text import READ_AS_TEXT, SPLIT_HELP
+from gpt2.data.documents import READ_AS_TEXT, SPLIT_HELP
 from gpt2.data.tokenizers import END_OF_TEXT, TOKENIZERS
 from gpt2.errors import UserError
 from gpt2.formats import weights

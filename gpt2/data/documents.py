@@ -7,14 +7,19 @@ document. A byte order mark at the beginning of a .txt file or of a .jsonl line 
 
 import codecs
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from gpt2.data.end_of_text import split_documents
 from gpt2.data.inputs import BLOCK_BYTES, Input, blocks
+from gpt2.data.tokenizers import END_OF_TEXT
 from gpt2.errors import UserError
 
 Chunk = tuple[bool, str]
+
+# TinyStories spells out <|endoftext|>. It is ordinary text, unless --split-documents is given.
+SPLIT_HELP = f"end a document at each {END_OF_TEXT} in the text (else it is ordinary text)"
+READ_AS_TEXT = f"{END_OF_TEXT} is read as ordinary text; with --split-documents a document ends there"
+OF_THE_FILES = "of the files"  # for Remarks
 
 SAMPLE_BYTES = 1 << 10  # read from a file's beginning to detect its encoding
 OTHER_MARKS = {  # the order matters: the mark of UTF-32LE begins with that of UTF-16LE
@@ -39,6 +44,38 @@ def read_chunks(source: Input, field: str, splits: bool = False) -> Iterator[Chu
         texts = read_jsonl(source, field) if source.kind == ".jsonl" else read_parquet(source, field)
         chunks = ((True, text) for text in texts)
     return split_documents(chunks) if splits else chunks
+
+
+def split_documents(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """Yield chunks in which each end-of-text ends a document. Neither document includes it.
+
+    A possible beginning of an end-of-text is held back until the next chunk.
+    """
+    begins = False
+    held = ""
+    for begins_document, chunk in chunks:
+        if begins_document:
+            if begins or held:
+                yield begins, held
+            begins = True
+            held = ""
+        *ended, held = (held + chunk).split(END_OF_TEXT)
+        for text in ended:
+            yield begins, text
+            begins = True
+        complete = len(held) - unfinished(held)
+        if complete:
+            yield begins, held[:complete]
+            begins = False
+            held = held[complete:]
+    if begins or held:
+        yield begins, held
+
+
+def unfinished(text: str) -> int:
+    """Return how many characters at the end of the text may begin an end-of-text."""
+    longest = min(len(text), len(END_OF_TEXT) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(END_OF_TEXT[:size])), 0)
 
 
 def read_text(source: Input) -> Iterator[Chunk]:

@@ -213,6 +213,7 @@ def zstd_blocks(path: Path) -> Iterator[bytes]:
                     yield frame.decompress(packed)
                 except zstandard.ZstdError as error:
                     raise UserError(f"{path}: the zstd file is damaged ({error}): write or copy it again") from error
-                packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+                packed = frame.unused_data if frame.eof else b""
+                frame = None if frame.eof else frame
     if frame:
         raise UserError(f"{path}: the zstd file is cut short: write or copy it again")

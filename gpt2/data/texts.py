@@ -1,6 +1,10 @@
 """Tokenize a text into token shards, once: their names contain the content's hash.
 
 The first 90 % of the characters are for training, the rest for validation, each tokenized separately (as in nanoGPT).
+
+The default text is shakespeare.txt: six plays by William Shakespeare (Coriolanus, Richard III, Richard II, Romeo and
+Juliet, Henry VI part 3, The Winter's Tale), in the public domain. It is the beginning of tinyshakespeare (Andrej
+Karpathy's char-rnn, data/tinyshakespeare/input.txt), the same bytes on every machine, so that losses can be compared.
 """
 
 import hashlib
@@ -11,16 +15,18 @@ from pathlib import Path
 import numpy as np
 import tiktoken
 
-from gpt2.data.corpora import shakespeare
 from gpt2.data.cuts import pieces_of
-from gpt2.data.documents import read_chunks
-from gpt2.data.end_of_text import OF_THE_FILES, READ_AS_TEXT
+from gpt2.data.documents import OF_THE_FILES, READ_AS_TEXT, read_chunks
 from gpt2.data.inputs import EMPTY, Input, Remarks, bare_name, find_inputs
 from gpt2.data.shards import open_shard, write_shard
 from gpt2.data.tokenizers import END_OF_TEXT, load_tokenizer
 from gpt2.errors import UserError, file_errors
+from gpt2.files import read_bytes
 
 TRAIN_PERCENT = 90
+SHAKESPEARE = Path(__file__).with_name("shakespeare.txt")
+SHAKESPEARE_SHA256 = "f560ada7082e71cda0fed573d553d16700e05646ee52a9f45131570f8481844c"
+OR_ANOTHER = "or give a text of your own to --text"
 
 
 def prepare(
@@ -28,7 +34,7 @@ def prepare(
 ) -> tuple[Path, Path]:
     """Return the paths of a text's training and validation shards. Only one rank may call this.
 
-    text: a file or a folder, as prepare.py reads it, or None for the default text (corpora.py). Documents are separated
+    text: a file or a folder, as prepare.py reads it, or None for the default text. Documents are separated
     by the tokenizer's end-of-text token, or a newline if it has none. The text is held in memory. The shards
     <folder>/<name>-<tokenizer>-<hash>-{train,val}.bin are written unless valid ones exist. splits: as in read_chunks.
     remark: called with Remarks' line, if any. UserError: unreadable, not UTF-8, empty or too short text; unwritable
@@ -62,6 +68,19 @@ def prepare(
     for path, tokens in zip(paths, parts, strict=True):
         write_shard(path, tokens)
     return paths
+
+
+def shakespeare(path: Path = SHAKESPEARE) -> str:
+    """Return the text, 846,170 ASCII characters. UserError: the file is missing, unreadable or another one."""
+    with file_errors(path, f"it comes with this project: install it again, {OR_ANOTHER}"):
+        content = read_bytes(path)
+    found = hashlib.sha256(content).hexdigest()
+    if found != SHAKESPEARE_SHA256:
+        raise UserError(
+            f"{path}: its SHA-256 begins {found[:12]}, expected {SHAKESPEARE_SHA256[:12]}, that of the text which this "
+            f"version comes with: install the project again, {OR_ANOTHER}"
+        )
+    return content.decode("ascii")
 
 
 def tokens_of(text: str, encoding: tiktoken.Encoding) -> np.ndarray:

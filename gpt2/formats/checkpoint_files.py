@@ -123,7 +123,8 @@ def _check_size(path: Path, size: int) -> None:
 
 def _range(tensor: StoredTensor, checksum: str) -> StoredRange:
     named = RANGE.fullmatch(tensor.name)
-    start, stop = (int(named[2]), int(named[3])) if named else (0, 0)
+    start = int(named[2]) if named else 0
+    stop = int(named[3]) if named else 0
     fits = 0 < stop - start <= LONGEST and tensor.shape == (stop - start,) and tensor.dtype == "F32"
     if not fits or not RANGE_CHECKSUM.fullmatch(checksum):
         raise damaged(tensor.path, f"{tensor.name!r} is no range with its checksum")

@@ -133,7 +133,7 @@ class Checkpoint:
         self.path = path
         self.facts = read_marker(path / MARKER)
         self.step = self.facts["step"]
-        self._layouts, counts = _shards_in(path / MARKER, self.facts)
+        self._layouts = _shards_in(path / MARKER, self.facts)
         self._ranges: dict[str, list[StoredRange]] = {}
         for name, size in self.facts["files"].items():
             if name.endswith(".safetensors"):
@@ -141,10 +141,11 @@ class Checkpoint:
                     self._ranges.setdefault(stored.array, []).append(stored)
         for ranges in self._ranges.values():
             ranges.sort(key=attrgetter("start", "stop"))
-        for array, count in ((begin + name, count) for begin, count in counts.items() for name in STATE):
-            ends = [(stored.start, stored.stop) for stored in self._ranges.get(array, [])]
-            if [*(start for start, _ in ends), count] != [0, *(stop for _, stop in ends)]:
-                raise damaged(path / MARKER, f"its ranges of {array} do not make {count} elements")
+        self._state = {begin + name: layout for begin, layout in self._layouts.items() for name in STATE}
+        for array, layout in self._state.items():
+            ranges = self._ranges.get(array, [])
+            if [*(stored.start for stored in ranges), layout.count] != [0, *(stored.stop for stored in ranges)]:
+                raise damaged(path / MARKER, f"its ranges of {array} do not make {layout.count} elements")
 
     @property
     def arrays(self) -> list[str]:
@@ -191,10 +192,9 @@ class Checkpoint:
     def check(self, part: int, parts: int) -> None:
         """Read and check the part-th of `parts` shares of the checkpoint. UserError: it is damaged, or a number in
         STATE is not finite, so that no run can resume."""
-        state = {begin + name: layout for begin, layout in self._layouts.items() for name in STATE}
         for stored in sorted((one for ranges in self._ranges.values() for one in ranges), key=str)[part::parts]:
             values = checkpoint_files.read_range(stored, self.step)
-            layout = state.get(stored.array)
+            layout = self._state.get(stored.array)
             if layout and (found := not_finite(layout, [(stored.array, stored.start, values)])):
                 raise UserError(f"{self.path}: holds {found}, expected finite numbers: use another checkpoint")
 
@@ -241,14 +241,14 @@ def _layouts(config: GPT2Config, layers: Sequence[int], parts: int) -> dict[str,
     return {array_prefix(*place): Layout(config, 1, shard) for place, shard in zip(places, cut, strict=True)}
 
 
-def _shards_in(path: Path, facts: dict) -> tuple[dict[str, Layout], dict[str, int]]:
-    """Return {array_prefix: layout} and {array_prefix: elements of its arrays} of a checkpoint's model shards.
+def _shards_in(path: Path, facts: dict) -> dict[str, Layout]:
+    """Return {array_prefix: layout} of a checkpoint's model shards.
 
     path: the marker's. UserError: it does not describe a cut of this model.
     """
     config = GPT2Config(**facts["model"])
     if facts["format"] == WHOLE:
-        return {"": Layout(config)}, {"": facts["count"]}
+        return {"": Layout(config)}
     try:
         layers = facts[CUT]["layers"]
         parts = facts[CUT]["parts"]
@@ -258,8 +258,7 @@ def _shards_in(path: Path, facts: dict) -> tuple[dict[str, Layout], dict[str, in
             raise ValueError
     except (ValueError, KeyError, TypeError):
         raise damaged(path, "it does not say how its model was cut") from None
-    layouts = _layouts(config, layers, parts)
-    return layouts, {begin: layout.count for begin, layout in layouts.items()}
+    return _layouts(config, layers, parts)
 
 
 def marker_of(path: Path) -> Path | None:

@@ -42,12 +42,8 @@ def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
 
     Each longer token was merged from two earlier ones. All earlier merges, applied to its bytes, leave these two.
     """
-    pairs = []
-    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
-        if len(token) > 1:
-            left, right = _split(token, rank, ranks)
-            pairs.append((left, right))
-    return pairs
+    in_order = sorted(ranks.items(), key=itemgetter(1))
+    return [_split(token, rank, ranks) for token, rank in in_order if len(token) > 1]
 
 
 def _split(token: bytes, rank: int, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
@@ -95,8 +91,7 @@ def vocabulary_of(encoding: tiktoken.Encoding) -> dict[str, int]:
 def tokenizer_of_folder(folder: Path) -> str | None:
     """Return the name of the tokenizer in a folder: "gpt2", "bytes", or OTHER; None if there is none.
 
-    All tokens and ids are compared: a GPT-2 of another language often has as many tokens. UserError: the file is
-    damaged.
+    All tokens and ids are compared: a GPT-2 of another language often has as many. UserError: the file is damaged.
     """
     for name, within in (("tokenizer.json", ["model", "vocab"]), ("vocab.json", [])):
         if (folder / name).is_file():

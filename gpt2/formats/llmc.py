@@ -25,7 +25,7 @@ from gpt2.model_shards import layer_shapes
 from gpt2.parameters import Parameters, no_hook
 
 VERSIONS = {"float32": 3, "bfloat16": 5}
-OTHER_VERSIONS = {1: "float32 without padded vocabulary, llm.c's first format"}
+FIRST_VERSION = 1  # float32 without padded vocabulary
 HEADER_FIELDS = ("context", "vocab_size", "n_layer", "n_head", "n_embd", "padded_vocab_size")
 
 # Not derived from gpt2.parameters: the order in files must not change with ours.
@@ -93,9 +93,9 @@ def read_shape(path: Path) -> tuple[GPT2Config, int, str]:
     header, size = read_header(path, MODEL_MAGIC)
     stored = {version: name for name, version in VERSIONS.items()}.get(header[1])
     if stored is None:
-        known = OTHER_VERSIONS.get(header[1])
+        known = " (float32 without padded vocabulary, llm.c's first format), which is not read"
         raise UserError(
-            f"{path}: model checkpoint of version {header[1]}{f' ({known}), which is not read' if known else ''}, "
+            f"{path}: model checkpoint of version {header[1]}{known if header[1] == FIRST_VERSION else ''}, "
             "expected 3 (float32) or 5 (bfloat16): export it again with llm.c's train_gpt2.py"
         )
     numbers = dict(zip(HEADER_FIELDS, header[2:], strict=False))

@@ -22,9 +22,11 @@ class CachedGPT2:
         self.kernels = kernels
         self.parameters = parameters
         self.length = 0
-        self.config = config = parameters.layout.config
-        self.sequence_length = T = sequence_length or config.context
+        config = parameters.layout.config
+        T = sequence_length or config.context
         C = config.n_embd
+        self.config = config
+        self.sequence_length = T
         dtype = parameters.flat.dtype
 
         def new(*shape):

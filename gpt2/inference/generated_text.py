@@ -145,8 +145,7 @@ def generate(model, prompt, choose: Callable[[np.ndarray], int], count: int) -> 
 def text_pieces(tokens: Iterable[int], encoding: tiktoken.Encoding) -> Iterator[str]:
     """Yield the text of each token, up to an end-of-text token, and then the rest, which is usually empty.
 
-    A character that several tokens encode comes with the last of them. Invalid and incomplete bytes
-    become U+FFFD.
+    A character that several tokens encode comes with the last of them. Invalid and incomplete bytes become U+FFFD.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     end_of_text = encoding.eot_token if encoding.special_tokens_set else None

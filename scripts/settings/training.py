@@ -7,7 +7,7 @@ from pathlib import Path
 from dist.wire import OPERATIONS, WIRE_BYTES
 from dist.world import end_with_one_line, start_mpi
 from gpt2.config import PRESETS, preset_name
-from gpt2.data.end_of_text import SPLIT_HELP
+from gpt2.data.documents import SPLIT_HELP
 from gpt2.data.tokenizers import TOKENIZERS
 from gpt2.optimizer import SCHEDULES as LEARNING_RATES
 from gpt2.pipeline import SCHEDULES

@@ -12,18 +12,26 @@ from gpt2.kernels import cupy as cupy_kernels
 from gpt2.kernels.cupy import launch
 from gpt2.optimizer import AdamW, AdamWSettings
 from gpt2.parameters import Layout
-from gpt2.rounding import RoundedParameters, step_seed
+from gpt2.rounding import SPLITMIX64_STEP, RoundedParameters, splitmix64, step_seed
 from tests.gpu.cuda_shim.memory import to_bfloat16, widen
 from tests.gpu.cuda_shim.shim import Shim, lasting_build
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")
 RANDOM = np.random.default_rng(3)
 SEED = 17
+LAYOUT = Layout(GPT2Config(n_layer=1, n_head=1, n_embd=8, context=5, vocab_size=250))
 
 
 @pytest.fixture(scope="module")
 def shim():
     return Shim(lasting_build())
+
+
+@pytest.fixture
+def kernels(shim):
+    kernels = bind(cupy_kernels, shim)
+    kernels.empty = lambda shape: np.zeros(shape, np.float32)
+    return kernels
 
 
 def rounded(shim, values, seed, step=1, first=0):
@@ -56,24 +64,11 @@ def test_to_nearest_as_before(shim):
     np.testing.assert_array_equal(rounded(shim, values, None), values.astype(ml_dtypes.bfloat16).view(np.uint16))
 
 
-def splitmix64(state, count):
-    """The next `count` numbers after `state`, with the constants of Java's SplittableRandom."""
-    numbers = []
-    for _ in range(count):
-        state = (state + 0x9E3779B97F4A7C15) & (1 << 64) - 1
-        z = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EB & (1 << 64) - 1
-        numbers.append(z ^ (z >> 31))
-    return numbers
-
-
 def test_the_random_numbers(shim):
-    """splitmix64's, whose first ones from state 0 are known, in the place of the element among all parameters."""
-    assert splitmix64(0, 2) == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+    """splitmix64's (test_rounding_draws.py), in the place of the element among all parameters."""
     values = all_kinds(1000)
-    (after_seed,) = splitmix64(SEED, 1)
-    (key,) = splitmix64(after_seed + 3, 1)
-    draws = np.array(splitmix64(key, 1007)[7:], np.uint64) >> np.uint64(48)
+    states = (step_seed(SEED, 3) + n * SPLITMIX64_STEP for n in range(7, 1007))
+    draws = np.array([splitmix64(state % 2**64) for state in states], np.uint64) >> np.uint64(48)
     expected = (values.view(np.uint32) + draws.astype(np.uint32)) >> 16
     np.testing.assert_array_equal(rounded(shim, values, SEED, step=3, first=7), expected)
 
@@ -122,20 +117,17 @@ class Bfloat16(np.ndarray):
 
 @pytest.mark.parametrize("stochastic", [False, True])
 @pytest.mark.parametrize("cuts", [[], [1000], [17, 1000, 1003, 2500]])
-def test_sharded_as_whole(shim, stochastic, cuts):
+def test_sharded_as_whole(kernels, stochastic, cuts):
     """The same bits in whatever ranges, at odd places among them, the parameters are updated."""
-    layout = Layout(GPT2Config(n_layer=1, n_head=1, n_embd=8, context=5, vocab_size=250))
     settings = AdamWSettings(stochastic_rounding=stochastic, rounding_seed=SEED)
     random = np.random.default_rng(8)
-    whole = to_bfloat16(random.standard_normal(layout.size))
+    whole = to_bfloat16(random.standard_normal(LAYOUT.size))
     sharded = whole.copy()
-    edges = [0, *cuts, layout.size]
-    kernels = bind(cupy_kernels, shim)
-    kernels.empty = lambda shape: np.zeros(shape, np.float32)
-    optimizers = [AdamW(kernels, layout, *pair, settings) for pair in pairwise(edges)]
-    reference = AdamW(kernels, layout, 0, layout.size, settings)
+    edges = [0, *cuts, LAYOUT.size]
+    optimizers = [AdamW(kernels, LAYOUT, *pair, settings) for pair in pairwise(edges)]
+    reference = AdamW(kernels, LAYOUT, 0, LAYOUT.size, settings)
     for _ in range(3):
-        gradients = to_bfloat16(random.standard_normal(layout.size))
+        gradients = to_bfloat16(random.standard_normal(LAYOUT.size))
         reference.update(whole.view(Bfloat16), gradients, 1e-2, 0.5)
         for optimizer, (start, stop) in zip(optimizers, pairwise(edges), strict=True):
             optimizer.update(sharded[start:stop].view(Bfloat16), gradients[start:stop], 1e-2, 0.5)
@@ -146,26 +138,24 @@ def test_sharded_as_whole(shim, stochastic, cuts):
 
 @pytest.mark.parametrize("stochastic", [False, True])
 @pytest.mark.parametrize("cuts", [[], [17, 1000, 1003, 2500]])
-def test_updated_and_received_parameters_are_rounded_alike(shim, stochastic, cuts):
+def test_updated_and_received_parameters_are_rounded_alike(shim, kernels, stochastic, cuts):
     """Float32 parameters of three ranks: each updates its own part, in the launch that also rounds it, and rounds what
     it gets of the others. All have the same bits, also where a step is skipped, and those of one that updates all."""
-    layout = Layout(GPT2Config(n_layer=1, n_head=1, n_embd=8, context=5, vocab_size=250))
-    settings, kernels = AdamWSettings(), bind(cupy_kernels, shim)
-    kernels.empty = lambda shape: np.zeros(shape, np.float32)
+    settings = AdamWSettings()
     random = np.random.default_rng(8)
-    values, edges = random.standard_normal(layout.size).astype(np.float32), [0, *cuts, layout.size]
+    values, edges = random.standard_normal(LAYOUT.size).astype(np.float32), [0, *cuts, LAYOUT.size]
 
     def new_rounded(step=0):
-        flat = np.zeros(layout.size, np.uint16)
+        flat = np.zeros(LAYOUT.size, np.uint16)
         return RoundedParameters(flat, kernels_round, SEED if stochastic else None, step)
 
     def kernels_round(*arguments):
         launch.round_parameters(shim, *arguments)
 
     ranks = [new_rounded() for _ in edges[1:]]
-    optimizers = [AdamW(kernels, layout, *pair, settings, r) for pair, r in zip(pairwise(edges), ranks, strict=True)]
+    optimizers = [AdamW(kernels, LAYOUT, *pair, settings, r) for pair, r in zip(pairwise(edges), ranks, strict=True)]
     for step, scale in ((1, 0.5), (2, None), (3, 0.5)):
-        gradients = random.standard_normal(layout.size).astype(np.float32)
+        gradients = random.standard_normal(LAYOUT.size).astype(np.float32)
         for rounded, optimizer, (start, stop) in zip(ranks, optimizers, pairwise(edges), strict=True):
             rounded.begin_update()
             optimizer.update(values[start:stop], gradients[start:stop], 1e-2, scale)
@@ -174,30 +164,15 @@ def test_updated_and_received_parameters_are_rounded_alike(shim, stochastic, cut
         expected = new_rounded(step)
         expected.store(0, values)
         for rounded in ranks:
-            for start, stop in rounded.missing(0, layout.size):
+            for start, stop in rounded.missing(0, LAYOUT.size):
                 rounded.store(start, values[start:stop])
             np.testing.assert_array_equal(rounded.flat, expected.flat)
         assert (expected.flat == to_bfloat16(values)).all() != stochastic
 
 
-def test_what_an_update_has_not_written():
-    rounded = RoundedParameters(np.zeros(100, np.uint16), None)
-    assert rounded.missing(10, 20) == [(10, 20)]
-    for part in ((30, 40), (0, 5), (50, 50), (40, 45)):
-        rounded.target(*part)
-    assert rounded.missing(0, 100) == [(5, 30), (45, 50), (50, 100)]
-    assert rounded.missing(2, 35) == [(5, 30)]
-    assert rounded.missing(31, 44) == rounded.missing(7, 7) == []
-    assert rounded.missing(50, 60) == [(50, 60)]
-    rounded.begin_update()
-    assert rounded.missing(0, 100) == [(0, 100)]
-
-
-def test_small_steps_add_up_in_the_master_copy(shim):
+def test_small_steps_add_up_in_the_master_copy(kernels):
     """Though each is far below half a unit in the last place of the parameters."""
-    layout = Layout(GPT2Config(n_layer=1, n_head=1, n_embd=8, context=5, vocab_size=250))
-    kernels = bind(cupy_kernels, shim)
-    optimizer = AdamW(kernels, layout, 1000, 2000, AdamWSettings(weight_decay=0.0))
+    optimizer = AdamW(kernels, LAYOUT, 1000, 2000, AdamWSettings(weight_decay=0.0))
     parameters = to_bfloat16(np.ones(1000)).view(Bfloat16)
     for _ in range(20):
         optimizer.update(parameters, np.ones(1000, np.float32), 1e-3, 1.0)

@@ -221,8 +221,3 @@ def test_an_epilogue_that_is_missing_fails_no_test_of_a_gpu(new_device):
     x, w, saved = (fake_cupy.aligned(shape, np.uint16) for shape in ((N, C), (C, HIDDEN), (N, HIDDEN)))
     with pytest.raises(pytest.skip.Exception, match="unsupported: cuBLASLt has no algorithm"), unsupported_is_said():
         gpu.matmul(gpu.empty(saved.shape, saved.dtype), x, w, dgelu_input=saved)
-
-
-def test_cudnn_that_is_asked_for_and_missing(new_device):
-    with pytest.raises(UserError, match="no cuDNN"):
-        new_device(attention="cudnn")

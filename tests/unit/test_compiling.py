@@ -2,6 +2,7 @@
 
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from gpt2.errors import UserError
 from gpt2.files import alone, machine_folder, user_cache_folder
-from gpt2.kernels.numpy import compiling
+from gpt2.kernels.numpy import compiling, loops
 from gpt2.kernels.numpy.compiling import FormCache, Forms
 
 LOOP = """
@@ -183,3 +184,15 @@ def test_a_full_disk_costs_the_cache_alone(folder, monkeypatch, error):
     assert not list(folder.rglob("*.lock"))
     assert loop(0.5) == 1.0
     assert len(locked) == 1, "ranks of a node would compile each form one after another"
+
+
+def test_loops_compile_where_no_folder_takes_the_cache(tmp_path):
+    """A read-only installation, used by someone without a home folder."""
+    shutil.copy(loops.__file__, tmp_path / "loops.py")
+    (tmp_path / "__pycache__").write_text("no folder")
+    code = "import loops, numpy; a = numpy.ones(3); loops.adamw(a, a, a, a, *numpy.ones(6)); print(a[0])"
+    environment = {name: os.environ[name] for name in os.environ.keys() - {"NUMBA_CACHE_DIR", "XDG_CACHE_HOME"}}
+    command = [sys.executable, "-B", "-c", code]
+    environment |= {"HOME": os.devnull}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

@@ -4,15 +4,11 @@ import hashlib
 import tomllib
 
 import numpy as np
-import pytest
 
-from gpt2.data.corpora import SHAKESPEARE, shakespeare
 from gpt2.data.shards import open_shard
-from gpt2.data.texts import prepare
+from gpt2.data.texts import SHAKESPEARE, prepare, shakespeare
 from tests.support.in_process import ROOT
 from tests.support.refusal import refusal
-
-WHOLE = ROOT.parent / "shared" / "corpus" / "tinyshakespeare.txt"  # beside the project
 
 
 def test_the_embedded_corpus_is_the_same_everywhere(tmp_path):
@@ -27,13 +23,6 @@ def test_the_embedded_corpus_is_the_same_everywhere(tmp_path):
     assert len(text) < 1_000_000
     assert text.startswith("First Citizen:\nBefore we proceed any further, hear me speak.\n")
     assert text.endswith("We were dissever'd: hastily lead away.\n")
-
-
-@pytest.mark.skipif(not WHOLE.exists(), reason="tinyshakespeare.txt is not beside the project")
-def test_the_embedded_corpus_is_the_beginning_of_tinyshakespeare():
-    whole = WHOLE.read_text()
-    assert whole.startswith(shakespeare())
-    assert whole[len(shakespeare()) :].startswith("\nDUKE VINCENTIO:\nEscalus.")
 
 
 def test_a_changed_or_missing_corpus_is_refused_in_one_line(tmp_path):

@@ -87,17 +87,6 @@ def test_pieces_have_the_tokens_of_the_whole(tmp_path, monkeypatch, gpt2, line_e
         assert [token for piece in pieces for token in gpt2.encode_ordinary(piece)] == gpt2.encode_ordinary(text)
 
 
-@needs_vocabulary
-def test_training_may_end_within_white_space(tmp_path, monkeypatch, gpt2):
-    """The line break before a word is no token of its own any more where the word is for validation."""
-    monkeypatch.setattr(prepare_batches, "BATCH_CHARACTERS", 1)
-    path, text = tmp_path / "a.txt", "x\n\n\n\ny"
-    path.write_bytes(text.encode())
-    for border in range(len(text)):
-        expected = {"train": gpt2.encode_ordinary(text[:border]), "val": gpt2.encode_ordinary(text[border:])}
-        assert prepared_tokens(path, border) == expected
-
-
 @pytest.mark.parametrize("line_end", LINE_ENDS)
 def test_a_long_text_without_spaces_is_cut(tmp_path, monkeypatch, line_end):
     monkeypatch.setattr(prepare_batches, "BATCH_CHARACTERS", 100)

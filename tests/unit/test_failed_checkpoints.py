@@ -34,12 +34,7 @@ FAULTS = {
     "fsync": (files.os, "fsync", failing(LOST), "{}: Input/output error: free some space, or see to the disk"),
     "write": (checkpoint_files, "new_file", failing(FULL), "{}: No space left on device: free some space, or see"),
     "part": (checkpoint_files, "write_part", failing(ValueError("odd")), "ValueError: odd"),
-    "memory": (
-        checkpoint_files,
-        "write_part",
-        failing(MemoryError()),
-        "no memory left for a copy of the state: use more",
-    ),
+    "memory": (checkpoint_files, "write_part", failing(MemoryError()), "no memory left for a copy of the state: "),
     "copy": (checkpointing, "np", without_room(), "no memory left for a copy of the state: use more nodes"),
     "marker": (checkpoints, "complete", failing(FULL), "{}: No space left on device: free some space"),
     "facts": (checkpoints, "complete", failing(ValueError("nan")), "ValueError: nan"),

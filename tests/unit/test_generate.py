@@ -2,14 +2,12 @@
 
 import itertools
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
-from gpt2.formats import weights
 from gpt2.inference.cached_model import CachedGPT2
 from gpt2.inference.generated_text import Sampling, check_prompt, generate
 from gpt2.kernels import load_kernels
@@ -66,19 +64,31 @@ def test_the_cache_gives_the_same_tokens(settings):
     assert len(texts) == len(PROMPTS) * (1 if settings == (0,) else 2), "prompts and seeds must matter"
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-4), (np.float64, 1e-12)], ids=["float32", "float64"])
-def test_logits_at_every_position(kernels, dtype, tolerance):
+LONG = GPT2Config(n_layer=2, n_head=3, n_embd=12, context=300, vocab_size=50)  # several blocks of queries
+CUTS = ([0, 17], range(18), [0, 1, 7, 8, 12, 17])
+
+
+@pytest.mark.parametrize(
+    ("config", "all_cuts", "dtype", "tolerance"),
+    [
+        (CONFIG, CUTS, np.float32, 1e-4),
+        (CONFIG, CUTS, np.float64, 1e-12),
+        (LONG, ([0, 290, 300],), np.float32, 1e-4),
+    ],
+    ids=["float32", "float64", "long"],
+)
+def test_logits_at_every_position(kernels, config, all_cuts, dtype, tolerance):
     """The text in one piece, one by one, and in pieces of other lengths."""
-    parameters = new_parameters(dtype=dtype)
-    text = np.random.default_rng(2).integers(CONFIG.vocab_size, size=CONFIG.context)
+    parameters = new_parameters(config, dtype=dtype)
+    text = np.random.default_rng(2).integers(config.vocab_size, size=config.context)
     expected = logits_of(GPT2(kernels, parameters, None, 1, len(text)), text[None].astype(np.int32))[0]
     assert np.abs(expected).max() > 1
-    for cuts in ([0, 17], range(18), [0, 1, 7, 8, 12, 17]):
+    for cuts in all_cuts:
         model = CachedGPT2(kernels, parameters)
         for start, stop in itertools.pairwise(cuts):
             logits = model.forward(text[start:stop])
             np.testing.assert_allclose(logits, expected[stop - 1], rtol=tolerance, atol=tolerance)
-        assert model.length == CONFIG.context
+        assert model.length == config.context
 
 
 def test_a_model_that_reads_less_than_its_context():
@@ -88,27 +98,6 @@ def test_a_model_that_reads_less_than_its_context():
     assert expected != without_cache(kernels, parameters, [1, 2, 3], np.argmax, 15)
     parameters.wpe[6:] = np.nan
     assert list(generate(CachedGPT2(kernels, parameters, 6), [1, 2, 3], np.argmax, 15)) == expected
-
-
-def test_a_prompt_of_several_blocks_of_queries():
-    config = GPT2Config(n_layer=2, n_head=3, n_embd=12, context=300, vocab_size=50)
-    kernels, parameters = load_kernels("numpy", 2), new_parameters(config)
-    text = np.random.default_rng(2).integers(50, size=300).astype(np.int32)
-    expected = logits_of(GPT2(kernels, parameters, None, 1, 300), text[None])[0]
-    model = CachedGPT2(kernels, parameters)
-    for start, stop in ((0, 290), (290, 300)):
-        np.testing.assert_allclose(model.forward(text[start:stop]), expected[stop - 1], rtol=1e-4, atol=1e-4)
-
-
-def test_the_logits_of_transformers():
-    """A GPT-2 that transformers has written, token by token against its logits."""
-    folder = Path(__file__).parents[1] / "fixtures" / "huggingface_gpt2"
-    expected = np.load(folder / "expected.npz")
-    model = CachedGPT2(load_kernels("numpy", 1), weights.load(folder))
-    for tokens, logits in zip(expected["tokens"], expected["logits"], strict=True):
-        model.forget()
-        for token, row in zip(tokens[:-1], logits, strict=True):
-            assert np.abs(model.forward([token]) - row).max() < 1e-4
 
 
 def test_a_context_of_one():

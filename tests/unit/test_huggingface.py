@@ -4,7 +4,6 @@ hand. What is refused: test_huggingface_refusals.py."""
 from dataclasses import replace
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -73,17 +72,6 @@ def test_tensors_longer_than_a_piece(tmp_path, monkeypatch, piece):
     assert_holds(read(write_folder(tmp_path / "gpt2", tensors)), tensors)
 
 
-def test_each_range_is_filled_when_it_is_said_to_be(tmp_path):
-    tensors = gpt2_tensors()
-    path, seen = write_folder(tmp_path / "gpt2", tensors), []
-    parameters, whole = Parameters.zeros(Layout(CONFIG)), read(path)
-    read_parameters(
-        path, parameters, lambda start, stop: seen.append((start, stop, parameters.flat[start:stop].copy()))
-    )
-    assert [(start, stop) for start, stop, _ in seen] == list(parameters.layout.ranges)
-    assert all((values == whole.flat[start:stop]).all() for start, stop, values in seen)
-
-
 def test_masks_and_a_tied_head_are_skipped(tmp_path):
     """What files from 2019 hold, and those of programs that know nothing of tied heads."""
     tensors = gpt2_tensors(prefix="")
@@ -108,12 +96,3 @@ def test_refuses_another_shape_and_shows_both(tmp_path):
     other = replace(CONFIG, context=4)
     with pytest.raises(UserError, match=r"context=3.*expected .*context=4"):
         read_parameters(folder, Parameters.zeros(Layout(other)))
-
-
-def test_bfloat16_is_read_exactly(tmp_path):
-    """All bit patterns of it."""
-    tensors = gpt2_tensors(replace(CONFIG, vocab_size=2**14), dtype="bfloat16")
-    patterns = np.arange(2**16, dtype=np.uint16).reshape(2**14, 4).view(ml_dtypes.bfloat16)
-    folder = write_folder(tmp_path / "gpt2", tensors | {"transformer.wte.weight": patterns}, vocab_size=2**14)
-    wte = read(folder).wte
-    assert (wte.view(np.uint32) == np.arange(2**16).reshape(2**14, 4) << 16).all()

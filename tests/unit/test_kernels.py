@@ -11,6 +11,7 @@ from ml_dtypes import bfloat16
 from gpt2.errors import UserError
 from gpt2.kernels import KERNELS, load_kernels
 from gpt2.kernels import numpy as numpy_kernels
+from gpt2.kernels.numpy import loops
 from gpt2.kernels.numpy.attention import ROWS
 from gpt2.kernels.numpy.classifier import COLUMNS
 from gpt2.kernels.numpy.classifier import ROWS as ROWS_OF_LOGITS
@@ -66,19 +67,6 @@ def test_linear(k, accumulate):
     assert_gradient(loss, x, dx)
     assert_gradient(loss, w, dw - before)
     assert_gradient(loss, b, db - before)
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3, 5])
-@pytest.mark.parametrize("accumulate", [False, True])
-def test_a_bias_gets_its_gradient_once_however_the_weight_is_cut(threads, accumulate):
-    """A wide weight's columns are cut among the threads, and each part is finished by itself."""
-    cores = load_kernels("numpy", threads)
-    random = np.random.default_rng(0)
-    inputs, weight, doutputs = (random.standard_normal(shape) for shape in ((6, 40), (2, 40), (6, 2)))
-    dinputs, dweight, dbias = np.empty((6, 40)), np.ones((2, 40)), np.ones(2)
-    cores.linear_backward(dinputs, dweight, dbias, doutputs, inputs, weight, accumulate)
-    np.testing.assert_allclose(dbias, accumulate + doutputs.sum(axis=0))
-    np.testing.assert_allclose(dweight, accumulate + doutputs.T @ inputs)
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
@@ -261,9 +249,10 @@ def test_classifier(k, N, V, padded, accumulate):
 
 
 def test_classifier_of_huge_logits(k):
-    """Logits some hundreds above the target's, where the quick shift overflows: the same as in float64."""
+    """Logits some hundreds above the target's, where the quick shift overflows in all rows but one: as in float64."""
     N, C, V = 6, 8, 40
     x, wte, targets = 15 * random(N, C), 3 * random(V, C), RANDOM.integers(V, size=N)
+    x[0] /= 100
     results = []
     for dtype in (np.float32, np.float64):
         losses, exponentials, row_scale = np.empty(N, dtype), np.empty((N, V), dtype), np.empty(N, dtype)
@@ -323,28 +312,6 @@ def test_gradients_that_are_sums_over_many_rows(threads, name):
         np.testing.assert_allclose(found, dy.sum(axis=0, dtype=np.float64), rtol=1e-5)
 
 
-@pytest.mark.parametrize("gradient_scale", [1.0, 0.3])
-def test_adamw_is_the_textbook_one(k, gradient_scale):
-    """Against the formula with scaled moments and bias corrections, over several steps and several blocks."""
-    size, lr, beta1, beta2, eps, weight_decay = 1_200_003, 1e-2, 0.9, 0.95, 1e-8, 0.1
-    p = random(size)
-    ours, m, v = p.copy(), np.zeros(size), np.zeros(size)
-    decaying = [(0, 1000), (5000, 150_000), (199_000, size)]
-    decays = np.zeros(size)
-    for low, high in decaying:
-        decays[low:high] = weight_decay
-    first, second = np.zeros(size), np.zeros(size)
-    for step in range(1, 6):
-        g = random(size)
-        k.adamw(ours, g, m, v, decaying, step, lr, beta1, beta2, eps, weight_decay, gradient_scale)
-        g = g * gradient_scale
-        first = beta1 * first + (1 - beta1) * g
-        second = beta2 * second + (1 - beta2) * g * g
-        update = first / (1 - beta1**step) / (np.sqrt(second / (1 - beta2**step)) + eps)
-        p = p - lr * (update + decays * p)
-    np.testing.assert_allclose(ours, p, rtol=1e-10, atol=1e-12)
-
-
 def test_sum_of_squares(k):
     x = RANDOM.standard_normal(300_001, dtype=np.float32)
     assert k.sum_of_squares(x) == pytest.approx(float((x.astype(np.float64) ** 2).sum()), rel=1e-6)
@@ -374,3 +341,16 @@ def test_kernels_that_numba_may_not_compile(monkeypatch):
     monkeypatch.setattr("numba.config.DISABLE_JIT", 1)
     with pytest.raises(UserError, match="NUMBA_DISABLE_JIT is set, expected unset"):
         load_kernels("numpy", 1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_exponential(dtype):
+    x = np.linspace(-87.3, 80, 100_001, dtype=dtype)[None]
+    out, sums = np.empty_like(x), np.zeros(1, dtype)
+    loops.add_exponentials(out, 0, sums, x, np.zeros(1, dtype))
+    np.testing.assert_allclose(out, np.exp(x.astype(np.float64)), rtol=np.finfo(dtype).eps)
+    assert sums[0] == pytest.approx(out.sum(dtype=np.float64), rel=1e-5)
+    far_out = np.array([[-np.inf, -1e30, -120.0, 1e30, np.inf, np.nan]], dtype)
+    out = np.full((1, 8), 7.0, dtype)
+    loops.add_exponentials(out, 1, sums, far_out, np.zeros(1, dtype))
+    np.testing.assert_allclose(out, [[7, 0, 0, 0, np.inf, np.inf, np.nan, 7]], atol=1e-50)

@@ -8,7 +8,6 @@ import pytest
 from gpt2.kernels import load_kernels
 from gpt2.kernels.numpy import (
     adamw,
-    classifier_backward,
     classifier_forward,
     layernorm_backward,
     linear_backward,
@@ -107,13 +106,6 @@ def test_a_sum_of_squares_takes_every_element_of_every_block(size):
     assert sum_of_squares(cores, flat) == sum((np.arange(size) % 5).astype(int) ** 2)
 
 
-def test_small_blocks_are_not_lost_beside_large_ones():
-    """1e10 and then 100: float32 would keep the first alone."""
-    flat = np.zeros(2 * SQUARES, np.float32)
-    flat[0], flat[SQUARES : SQUARES + 100] = 1e5, 1
-    assert sum_of_squares(Cores(1), flat) == 1e10 + 100
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 def test_gradients_of_losses_far_out_are_as_precise(threads):
     """Losses from 40 to 110, scaled as in a batch of half a million tokens: float32 against float64."""
@@ -134,19 +126,3 @@ def test_gradients_of_losses_far_out_are_as_precise(threads):
     single, double = np.array(found[:N]), np.array(found[N:])
     assert double[0, 0] > 40
     np.testing.assert_allclose(single, double, rtol=2e-5)
-
-
-def test_one_row_far_out_among_others_keeps_all_finite():
-    """A sum that overflows in one row alone."""
-    cores, N, V = Cores(1), 4, 3
-    x = np.array([[0.1], [200.0], [0.2], [-0.3]], np.float32)
-    wte, targets = np.array([[0.0], [1.0], [0.5]], np.float32), np.zeros(N, int)
-    losses, exponentials, row_scale = np.empty(N, np.float32), np.empty((N, V), np.float32), np.empty(N, np.float32)
-    classifier_forward(cores, losses, exponentials, row_scale, x, wte, targets, V, np.float32(1))
-    logits = x.astype(float) @ wte.T.astype(float)
-    expected = np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1)) + logits.max(1)
-    np.testing.assert_allclose(losses, expected, rtol=1e-6)
-    dx, dwte = np.empty_like(x), np.empty_like(wte)
-    classifier_backward(cores, dx, dwte, exponentials, row_scale, x, wte, False)
-    assert np.isfinite(dx).all()
-    assert np.isfinite(dwte).all()

@@ -42,12 +42,9 @@ def test_names_are_the_layouts(model):
     assert [tensor.name for tensor in model.parameters.layout.tensors] == NAMES
 
 
-def test_logits(model):
-    assert relative_error(logits_of(model, batch(0)[0]), FIXTURE["logits"]) < 1e-5
-
-
-def test_loss_without_gradients(model):
+def test_logits_and_loss_without_gradients(model):
     tokens, targets = batch(0)
+    assert relative_error(logits_of(model, tokens), FIXTURE["logits"]) < 1e-5
     assert model.token_losses(tokens, targets).mean() == pytest.approx(FIXTURE["losses"][0], abs=2e-6)
 
 
@@ -80,9 +77,7 @@ def test_ten_optimizer_steps(model):
         assert loss == pytest.approx(FIXTURE["losses"][step], abs=2e-5)
         assert norm == pytest.approx(FIXTURE["norms"][step], rel=1e-4)
     for name in NAMES:
-        if name.endswith(
-            "qkv_bias"
-        ):  # the loss does not depend on the key bias: AdamW steps along rounding noise there
+        if name.endswith("qkv_bias"):  # the loss does not depend on the key bias: AdamW steps along rounding noise
             continue
         assert np.linalg.norm(model.parameters.view(name)) == pytest.approx(float(FIXTURE[f"n/{name}"]), rel=1e-5), name
     assert not model.parameters.wte[model.config.vocab_size :].any(), "pad rows must stay zero"

@@ -1,6 +1,9 @@
 """Pieces of a model: who holds what, the first parameters, and one model computed in pieces against the whole one."""
 
+import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -92,6 +95,40 @@ def test_a_piece_begins_with_the_bits_of_the_whole_model(layers, parts):
         assert (parameters.flat[layout.count :] == 0).all()
 
 
+DEEP = GPT2Config(n_layer=8, n_head=2, n_embd=64, context=32, vocab_size=200)
+
+
+@pytest.fixture(scope="module")
+def parameters():
+    made = Parameters.zeros(Layout(DEEP, multiple_of=1024))
+    made.flat.fill(7.0)  # what lay there before must not show
+    initialize(made, seed=3)
+    return made
+
+
+def test_matrices_are_drawn_with_their_deviation(parameters):
+    """0.02, and what ends a residual branch divided by the root of the branches, two a layer."""
+    for layer in parameters.layers:
+        for name in ("qkv_weight", "fc_weight"):
+            assert np.std(getattr(layer, name)) == pytest.approx(0.02, rel=0.05)
+        for name in ("attproj_weight", "fcproj_weight"):
+            assert np.std(getattr(layer, name)) == pytest.approx(0.02 / math.sqrt(2 * DEEP.n_layer), rel=0.05)
+    assert np.std(parameters.wte[: DEEP.vocab_size]) == pytest.approx(0.02, rel=0.05)
+    assert np.std(parameters.wpe) == pytest.approx(0.02, rel=0.05)
+
+
+def test_the_rest_begins_at_one_or_nothing(parameters):
+    for layer in parameters.layers:
+        assert (layer.ln1_weight == 1).all()
+        assert (layer.ln2_weight == 1).all()
+        for name in ("ln1_bias", "qkv_bias", "attproj_bias", "ln2_bias", "fc_bias", "fcproj_bias"):
+            assert not getattr(layer, name).any()
+    assert (parameters.lnf_weight == 1).all()
+    assert not parameters.lnf_bias.any()
+    assert not parameters.wte[DEEP.vocab_size :].any()
+    assert not parameters.flat[parameters.layout.count :].any()
+
+
 @pytest.mark.parametrize(("layers", "parts"), CUTS)
 def test_pieces_compute_the_whole_models_losses_and_gradients(layers, parts):
     """Two micro-steps through all stages and parts, with what is borrowed copied by name."""
@@ -171,19 +208,8 @@ def through_all_stages(models, batch, index) -> float:
 
 
 def in_threads(work, stage, parts):
-    failures = []
-
-    def guarded(part):
-        try:
-            work(stage, part)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(part,)) for part in range(parts)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    if failures:
-        raise failures[0]
+    with ThreadPoolExecutor(parts) as pool:
+        list(pool.map(partial(work, stage), range(parts)))
 
 
 @pytest.mark.parametrize(("layers", "parts"), CUTS)

@@ -15,6 +15,7 @@ from gpt2.errors import UserError
 from gpt2.formats import checkpoint_files, checkpoints, llmc, weights
 from gpt2.formats.weights import available_bytes
 from gpt2.parameters import Layout, Parameters, initialize
+from tests.support.refusal import refusal
 from tests.support.safetensors_file import CONFIG, assert_holds, gpt2_tensors, write_folder
 
 EXPORT = Path(__file__).parents[2] / "scripts" / "export.py"
@@ -47,14 +48,24 @@ def test_a_run_is_its_newest_checkpoint(tmp_path):
     assert (weights.load(run / "checkpoints" / "step-00000000" / "model.bin").flat == new_parameters(1).flat).all()
 
 
+def complete(part, parameters, model=None, **facts) -> Path:
+    """A checkpoint of step 7 in pieces, with model.bin if there is a `model`."""
+    part.parent.mkdir(parents=True, exist_ok=True)
+    ranges = [(name, 0, parameters.flat[: parameters.layout.count]) for name in checkpoints.STATE]
+    files = {"rank-00000.safetensors": checkpoint_files.write_part(part, 7, 0, ranges, "run")}
+    if model:
+        llmc.write_parameters(part / "model.bin", model)
+        facts["model_crc32"] = zlib.crc32((part / "model.bin").read_bytes())
+    return checkpoints.complete(
+        part, {"run": "run", "step": 7} | facts | checkpoints.model_facts(Layout(CONFIG)), files
+    )
+
+
 def test_a_checkpoint_under_another_name(tmp_path):
     """A copy, and links to its file: the same parameters, and the same facts about them."""
-    parameters, layout = new_parameters(), Layout(CONFIG)
-    part = tmp_path / "step-00000007.part"
-    ranges = [(name, 0, parameters.flat[: layout.count]) for name in checkpoints.STATE]
-    files = {"rank-00000.safetensors": checkpoint_files.write_part(part, 7, 0, ranges, "run")}
-    facts = {"run": "run", "step": 7, "seq_len": 3, "trained_positions": 3} | checkpoints.model_facts(layout)
-    copy = checkpoints.complete(part, facts, files).rename(tmp_path / "best")
+    parameters = new_parameters()
+    written = complete(tmp_path / "step-00000007.part", parameters, seq_len=3, trained_positions=3)
+    copy = written.rename(tmp_path / "best")
     assert (weights.load(copy).flat == parameters.flat).all()
     llmc.write_parameters(tmp_path / "elsewhere.bin", parameters)
     (copy / "model.bin").symlink_to(tmp_path / "elsewhere.bin")
@@ -74,22 +85,15 @@ def flip_a_bit(path):
 
 def test_a_checkpoint_s_model_that_is_damaged(tmp_path):
     """Refused, wherever it is named; without it the same parameters are read from the rank's file beside it."""
-    parameters, layout = new_parameters(), Layout(CONFIG)
-    part = tmp_path / "run" / "checkpoints" / "step-00000007.part"
-    part.parent.mkdir(parents=True)
-    ranges = [(name, 0, parameters.flat[: layout.count]) for name in checkpoints.STATE]
-    files = {"rank-00000.safetensors": checkpoint_files.write_part(part, 7, 0, ranges, "run")}
-    llmc.write_parameters(part / "model.bin", parameters)
-    facts = {"run": "run", "step": 7, "model_crc32": zlib.crc32((part / "model.bin").read_bytes())}
-    facts |= checkpoints.model_facts(layout)
-    step = checkpoints.complete(part, facts, files)
+    parameters = new_parameters()
+    step = complete(tmp_path / "run" / "checkpoints" / "step-00000007.part", parameters, parameters)
     assert (weights.load(tmp_path / "run").flat == parameters.flat).all()
     (tmp_path / "link.bin").symlink_to(step / "model.bin")
     flip_a_bit(step / "model.bin")
     for path in (tmp_path / "run", step, step / "model.bin", tmp_path / "link.bin"):
-        assert "model.bin: does not have the checksum in checkpoint.json" in refusal(path)
+        assert "model.bin: does not have the checksum in checkpoint.json" in refusal(weights.load, path)
     assert f"a part of a checkpoint, expected the whole: give its folder, {step}" in refusal(
-        step / "rank-00000.safetensors"
+        weights.load, step / "rank-00000.safetensors"
     )
     (step / "model.bin").rename(tmp_path / "model.bin")
     assert not (weights.load(tmp_path / "model.bin").flat == parameters.flat).all(), "nothing is known of it there"
@@ -102,27 +106,20 @@ def test_a_folder_and_a_file_of_safetensors(tmp_path):
         assert_holds(weights.load(path), gpt2_tensors())
 
 
-def refusal(path) -> str:
-    with pytest.raises(UserError) as caught:
-        weights.load(path)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 def test_refuses_what_holds_no_weights(tmp_path):
-    assert "holds no checkpoints" in refusal(tmp_path)
+    assert "holds no checkpoints" in refusal(weights.load, tmp_path)
     (tmp_path / "model.py").write_text("")
-    assert f"{tmp_path} is a folder of source code and holds no checkpoints" in refusal(tmp_path)
-    assert refusal(tmp_path / "absent").endswith(
+    assert f"{tmp_path} is a folder of source code and holds no checkpoints" in refusal(weights.load, tmp_path)
+    assert refusal(weights.load, tmp_path / "absent").endswith(
         "expected a run, a folder of Hugging Face's, or llm.c's .bin: check the path"
     )
-    assert "holds no checkpoints" in refusal(new_run(tmp_path / "run"))
+    assert "holds no checkpoints" in refusal(weights.load, new_run(tmp_path / "run"))
     (tmp_path / "text.bin").write_text("To be, or not to be" * 100)
-    assert "expected 20240326" in refusal(tmp_path / "text.bin")
+    assert "expected 20240326" in refusal(weights.load, tmp_path / "text.bin")
     folder = write_folder(tmp_path / "gpt2", gpt2_tensors())
-    assert "give its folder" in refusal(folder / "config.json")
+    assert "give its folder" in refusal(weights.load, folder / "config.json")
     llmc.write_parameters(folder / "other.safetensors", new_parameters())
-    assert "not a safetensors file" in refusal(folder / "other.safetensors")
+    assert "not a safetensors file" in refusal(weights.load, folder / "other.safetensors")
 
 
 @pytest.mark.parametrize("content", [b"\x80\x02}q\x00.", b"PK\x03\x04rest of a zip file"])
@@ -130,7 +127,7 @@ def test_a_pickle_is_not_read(tmp_path, content):
     path = tmp_path / "pytorch_model.bin"
     path.write_bytes(content)
     for place in (path, tmp_path):
-        message = refusal(place)
+        message = refusal(weights.load, place)
         assert "pickle" in message
         assert "save_pretrained" in message
 
@@ -143,7 +140,7 @@ def test_refuses_a_model_larger_than_the_memory(tmp_path, monkeypatch):
     weights.load(path)
     monkeypatch.setattr("gpt2.formats.weights.available_bytes", lambda: needed - 1)
     monkeypatch.setattr(Parameters, "zeros", None)  # nothing is allocated before
-    assert "parameters take 0.0 GB" in refusal(path)
+    assert "parameters take 0.0 GB" in refusal(weights.load, path)
     huge = replace(CONFIG, n_embd=2**20)
     monkeypatch.setattr("gpt2.formats.weights.available_bytes", lambda: 10**9)
     with pytest.raises(UserError, match=r"take 1055\d{2}\.\d GB of memory .* expected at most the 1\.0 GB"):
@@ -249,6 +246,6 @@ def test_a_name_of_hugging_face_is_no_folder_of_weights(tmp_path, name):
     """Whether there is such a folder, as gpt2/ of this project's sources, or not."""
     (tmp_path / "there" / name).mkdir(parents=True)
     for path in (tmp_path / "there" / name, tmp_path / "openai-community" / name):
-        said = refusal(path)
+        said = refusal(weights.load, path)
         assert f"hf download openai-community/{name} --local-dir weights" in said
         assert said.endswith(f"--model {name}")

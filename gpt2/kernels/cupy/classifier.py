@@ -43,8 +43,10 @@ def classifier_backward(device, dinputs, dwte, exponentials, row_scale, inputs, 
 def _forward_of_shard(device, losses, exponentials, inputs, wte, targets, known, scale, tp_group):
     """Run forward of a vocabulary shard. Shards may cut rows differently, so they exchange all rows at once."""
     N = len(inputs)
-    own_maxima, maxima = (device.scratch(name, (N,), np.float32) for name in ("own_maxima", "maxima"))
-    sums, target_logits = both = device.scratch("sums_and_target_logits", (2, N), np.float32)
+    own_maxima = device.scratch("own_maxima", (N,), np.float32)
+    maxima = device.scratch("maxima", (N,), np.float32)
+    both = device.scratch("sums_and_target_logits", (2, N), np.float32)
+    sums, target_logits = both
     for rows, logits in _logits(device, exponentials, inputs, wte):
         row_statistics(device, own_maxima[rows], sums[rows], target_logits[rows], logits, targets[rows], known)
     maxima[:] = own_maxima

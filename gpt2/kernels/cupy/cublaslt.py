@@ -8,7 +8,11 @@ import ctypes
 
 from gpt2.kernels.cupy.libraries import open_library
 
-POINTER, SIZE, INT, UINT64, INT64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint64, ctypes.c_int64
+POINTER = ctypes.c_void_p
+SIZE = ctypes.c_size_t
+INT = ctypes.c_int
+UINT64 = ctypes.c_uint64
+INT64 = ctypes.c_int64
 
 FUNCTIONS = {
     "cublasLtCreate": [POINTER],
@@ -26,10 +30,20 @@ FUNCTIONS = {
 }
 
 DATA_TYPES = {"float32": 0, "bfloat16": 14}
-COMPUTE_FLOAT32, COMPUTE_TF32 = 68, 77
+COMPUTE_FLOAT32 = 68
+COMPUTE_TF32 = 77
 EPILOGUES = {"none": 1, "bias": 4, "gelu_aux_bias": 164, "dgelu": 192, "bgradb": 512}
-TRANSPOSE_A, TRANSPOSE_B, EPILOGUE, BIAS_POINTER, AUX_POINTER, AUX_LEADING = 3, 4, 7, 8, 11, 12
-WORKSPACE_BYTES, REDUCTION_SCHEMES, ALIGNMENTS_ABCD = 1, 3, (5, 6, 7, 8)
+# Attributes of a descriptor.
+TRANSPOSE_A = 3
+TRANSPOSE_B = 4
+EPILOGUE = 7
+BIAS_POINTER = 8
+AUX_POINTER = 11
+AUX_LEADING = 12
+# Attributes of a preference.
+WORKSPACE_BYTES = 1
+REDUCTION_SCHEMES = 3
+ALIGNMENTS_ABCD = (5, 6, 7, 8)
 REDUCE_IN_FLOAT32 = 2  # partial sums of a product that is cut along K: never rounded to the storage
 ALGORITHM_BYTES = 64
 NOT_SUPPORTED = 15  # cublasStatus_t: no such algorithm or epilogue
@@ -55,18 +69,11 @@ class HeuristicResult(ctypes.Structure):
     )
 
 
-def algorithm_of(content: bytes) -> HeuristicResult:
-    """Return the algorithm with these 64 bytes, which may come from another process with the same cuBLASLt version.
-
-    Source: the cuBLAS documentation of cublasLtMatmulAlgo_t.
-    """
-    return HeuristicResult(algorithm=(ctypes.c_byte * ALGORITHM_BYTES).from_buffer_copy(content))
-
-
 class CublasLt:
     """The library. Its functions check their status: `library.cublasLtMatmul(...)`.
 
-    version: such as 130100. An algorithm's 64 bytes mean the same to all processes with the same version.
+    version: such as 130100. An algorithm's 64 bytes mean the same to all processes with the same version (cuBLAS
+    documentation, cublasLtMatmulAlgo_t).
     """
 
     def __init__(self, library=None):
@@ -77,7 +84,8 @@ class CublasLt:
             function.restype = INT
             setattr(self, name, _checked(name, function))
         version = self._library.cublasLtGetVersion
-        version.argtypes, version.restype = [], SIZE  # the number itself, no status
+        version.argtypes = []
+        version.restype = SIZE  # the number itself, no status
         self.version = int(version())
 
 

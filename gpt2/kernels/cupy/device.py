@@ -1,11 +1,9 @@
 """One NVIDIA GPU under CuPy: a stream, memory, the kernels' machine code, and matrix products.
 
-It is the `device` that launch.py describes. Everything is queued on one stream. This stream also becomes CuPy's
-current one, so that plain CuPy operations on these arrays run in order. It is entered and never left: CuPy would forget
-a stream set by Stream.use() at the end of the next `with`, ours or one inside CuPy.
+Everything is queued on one stream. This stream also becomes CuPy's current one, so that plain CuPy operations on these
+arrays run in order. It is entered and never left: CuPy would forget a stream set by Stream.use() at the end of the next
+`with`, ours or one inside CuPy.
 """
-
-from pathlib import Path
 
 import numpy as np
 
@@ -28,20 +26,16 @@ class Device:
 
     tf32: float32 products use tensor cores, with 10 bits of mantissa. epilogues: compute GELU and bias gradients in the
     epilogues of products "always", "never", or where it is "faster". attention: use "cudnn", our "own" kernels, or the
-    "faster" of them, for bfloat16. cache: the folder of compiled kernels; None: the user's.
+    "faster" of them, for bfloat16.
+
+    spare: None, or a large array whose contents are not needed now. multiprocessors, multiprocessor_bytes: their
+    number, and the shared memory of one. cudnn_attention: cuDNN's attention, or None.
     """
 
-    def __init__(
-        self,
-        index: int = 0,
-        tf32: bool = False,
-        epilogues: str = "faster",
-        attention: str = "faster",
-        cache: Path | None = None,
-    ):
+    def __init__(self, index: int = 0, tf32: bool = False, epilogues: str = "faster", attention: str = "faster"):
         self.cupy = cupy = import_cupy()
         self.arch = use_gpu(cupy, index)
-        self._cache = cache or user_cache_folder()
+        self._cache = user_cache_folder()
         self._functions = {}
         self._modules = {}
         self._shared_bytes = {}
@@ -57,12 +51,20 @@ class Device:
         self.multiprocessor_bytes = attributes["MaxSharedMemoryPerMultiprocessor"]
         self.spare = None
         nvtx = getattr(cupy.cuda, "nvtx", None)
-        self._nvtx = nvtx if nvtx is not None and nvtx.available else None
+        if nvtx is not None and nvtx.available:  # ranges on a profiler's timeline, which nest
+            self.range_push = nvtx.RangePush
+            self.range_pop = nvtx.RangePop
         workspace = self.scratch("workspace", (WORKSPACE_BYTES,), np.uint8)
         library = CublasLt()
         self.matmul = Matmul(library, self.stream.ptr, workspace, self.scratch, self.time_ms, tf32)
         self.faster_of = FasterOf(self.time_ms, epilogues, attention)
-        self.cudnn_attention = None if attention == "own" else self._new_cudnn(needed=attention == "cudnn")
+        self.cudnn_attention = None
+        if attention != "own":
+            try:
+                self.cudnn_attention = CudnnAttention(self)
+            except UserError:
+                if attention == "cudnn":
+                    raise
         self.maker = {
             "device": cupy.cuda.runtime.getDeviceProperties(index)["name"].decode(),
             "cublaslt": library.version,
@@ -87,16 +89,11 @@ class Device:
         self.matmul.give({name: bytes.fromhex(text) for name, text in choices["products"].items()})
         self.faster_of.give({(work, tuple(shape), kind): theirs for work, shape, kind, theirs in choices["ways"]})
 
-    def _new_cudnn(self, needed: bool) -> CudnnAttention | None:
-        try:
-            return CudnnAttention(self)
-        except UserError:
-            if needed:
-                raise
-        return None
-
     def launch(self, source, storage, kernel, grid, block, arguments, shared_bytes=0):
-        """Queue one kernel on CuPy's current stream: this device's, except inside `with` another stream."""
+        """Queue a kernel of compile.SOURCES on CuPy's current stream: this device's, except inside `with` another.
+
+        arguments: arrays, NumPy scalars and None (null).
+        """
         function = self._functions.get((kernel, storage)) or self._load(source, storage, kernel)
         if shared_bytes > self._shared_bytes[kernel, storage]:
             self._allow_shared(function, kernel, storage, shared_bytes)
@@ -198,16 +195,6 @@ class Device:
     def elapsed_ms(self, start, stop) -> float:
         """Return the milliseconds between two events that have passed."""
         return self.cupy.cuda.get_elapsed_time(start, stop)
-
-    def range_push(self, name: str) -> None:
-        """Open a range on a profiler's timeline, if CuPy has NVTX. Ranges nest."""
-        if self._nvtx:
-            self._nvtx.RangePush(name)
-
-    def range_pop(self) -> None:
-        """Close the innermost range."""
-        if self._nvtx:
-            self._nvtx.RangePop()
 
     def pinned(self, size: int) -> np.ndarray:
         """Return an int32 host array in pinned memory, for asynchronous copies."""

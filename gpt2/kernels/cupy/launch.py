@@ -1,24 +1,8 @@
 """Launches of the elementwise kernels and reductions: arguments, grids and blocks.
 
-`device` (device.py, or tests/gpu/cuda_shim on a CPU) has
-
-    launch(source, storage, kernel, grid, block, arguments, shared_bytes)   runs a kernel of compile.py's SOURCES;
-                                         arguments are arrays, NumPy scalars and None (null)
-    matmul(out, left, right, ...)        a matrix product (matmul.py)
-    faster_of(work, out, theirs, ours)   the faster of a library's way and ours (faster_of.py)
-    empty(shape, dtype)                  zeros
-    scratch(name, shape, dtype)          an uninitialized array, valid until the same name is asked for again
-    workspace(name, byte_count)          uninitialized bytes for one kernel, in `spare` if they fit
-    spare                                None, or a large array whose contents are not needed now
-    multiprocessors, multiprocessor_bytes    their number, and the shared memory of one
-    upload(name, array)                  an int32 copy of a host array, valid until the same name is uploaded again
-    constant(array)                      a copy of a small host array, kept until the process ends
-    download(array)                      a NumPy copy, made after all work queued before
-    cudnn_attention                      cuDNN's attention, or None
-
-Arrays are C-contiguous. Unless stated otherwise, the arrays of a call are all float32 or all bfloat16. Except in adamw
-and sum_of_squares, they start at multiples of 16 bytes. Shapes as in gpt2/kernels/__init__.py. The docstrings of
-gpt2/kernels/numpy explain the arguments.
+`device` is a Device (device.py), or tests/gpu/cuda_shim on a CPU. Arrays are C-contiguous. Unless stated otherwise, the
+arrays of a call are all float32 or all bfloat16. Except in adamw and sum_of_squares, they start at multiples of 16
+bytes. Shapes as in gpt2/kernels/__init__.py. The docstrings of gpt2/kernels/numpy explain the arguments.
 """
 
 import math
@@ -86,11 +70,14 @@ def residual_layernorm_forward(device, residual, out, mean, rstd, inputs, branch
     With None for residual, branch and its bias: LayerNorm(inputs).
     """
     N, C = inputs.shape
-    warps, shared_bytes = _warps(C * inputs.itemsize)
+    row_bytes = C * inputs.itemsize  # of shared memory, for each warp
+    warps = min(THREADS // WARP, SHARED_BYTES // row_bytes)
+    if warps == 0:
+        raise _too_wide(row_bytes, SHARED_BYTES)
     arguments = (residual, out, mean, rstd, inputs, branch, branch_bias, weight, bias, *int32(N, C))
     grid = (math.ceil(N / warps),)
     block = (warps * WARP,)
-    device.launch("layernorm", storage(out), "residual_layernorm_forward", grid, block, arguments, shared_bytes)
+    device.launch("layernorm", storage(out), "residual_layernorm_forward", grid, block, arguments, warps * row_bytes)
 
 
 def layernorm_backward(
@@ -149,7 +136,8 @@ def adamw(
     step_size = lr * (1.0 - beta1) / (1.0 - beta1**step) / root
     numbers = beta1, beta2, step_size, eps / root, 1.0 - lr * weight_decay, gradient_scale
     ranges = device.constant(np.array(decaying, np.int64).reshape(-1, 2))
-    updated, rounded = (parameters, None) if master is None else (master, parameters)
+    updated = parameters if master is None else master
+    rounded = None if master is None else parameters
     arguments = (updated, m, v, gradients, ranges, np.int32(len(decaying)), *map(np.float32, numbers))
     arguments += (np.int64(len(updated)), rounded, *_rounding(rounding_seed, first))
     device.launch("adamw", storage(gradients), "adamw", _grid(updated), (THREADS,), arguments)
@@ -199,14 +187,6 @@ def int32(*numbers):
 def _grid(array):
     """Return a grid with one thread for each 16 bytes of the array; the kernels loop if that is too few."""
     return (math.ceil(array.size * array.itemsize / (ACCESS_BYTES * THREADS)),)
-
-
-def _warps(row_bytes: int):
-    """Return (warps, dynamic shared memory in bytes) of a block whose warps each take row_bytes of it."""
-    warps = min(THREADS // WARP, SHARED_BYTES // row_bytes)
-    if warps == 0:
-        raise _too_wide(row_bytes, SHARED_BYTES)
-    return warps, warps * row_bytes
 
 
 def _lasting_blocks(device, row_bytes: int):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gpt2.kernels.cupy import cublaslt
-from gpt2.kernels.cupy.cublaslt import CublasError, CublasLt, Described, HeuristicResult, algorithm_of
+from gpt2.kernels.cupy.cublaslt import CublasError, CublasLt, Described, HeuristicResult
 from gpt2.kernels.cupy.launch import storage
 
 CANDIDATES = 8  # algorithms that are timed for each shape
@@ -197,7 +197,8 @@ class Matmul:
         name = name_of(plan.recipe, self._tf32)
         if name not in self._given:
             return False
-        algorithm = algorithm_of(self._given[name])
+        content = (ctypes.c_byte * cublaslt.ALGORITHM_BYTES).from_buffer_copy(self._given[name])
+        algorithm = HeuristicResult(algorithm=content)
         try:
             self._run(plan, algorithm, out, left, right, accumulate)
         except CublasError:

@@ -16,22 +16,25 @@ from numba.extending import intrinsic, register_jitable
 
 from gpt2.kernels.numpy import llvm_vectors as llvm
 from gpt2.kernels.numpy.compiling import compiled, cpu_features
-from gpt2.kernels.numpy.llvm_vectors import F32, I16, I32, I64
+from gpt2.kernels.numpy.llvm_vectors import ADD, F32, I16, I32, I64, ROUND, WRITE
 from gpt2.kernels.numpy.loops import number, rounded
-from gpt2.kernels.numpy.tile_sums import ADD, ROUND, WRITE, for_each_mode, sums_in_registers
 
 LANES = 8  # numbers in a vector
 ITEM_BYTES = 4  # of a packed number
-FLOATS, WORDS, HALVES = (ir.VectorType(element, LANES) for element in (F32, I32, I16))
+FLOATS = ir.VectorType(F32, LANES)
+WORDS = ir.VectorType(I32, LANES)
+HALVES = ir.VectorType(I16, LANES)
 SIXTEEN = ir.Constant(WORDS, [16] * LANES)  # bits to shift by
-A_PANEL, B_VECTORS = 6, 2
+A_PANEL = 6
+B_VECTORS = 2
 B_PANEL = B_VECTORS * LANES
 DEPTH = 2  # packed operands are padded with zeros to a multiple of it
 SPILL_BYTES = 32  # after a panel of a, as its last 6 numbers are also stored as a vector of 8
 TILE_BYTES = A_PANEL * B_PANEL * ITEM_BYTES  # for a tile at the edge, after packed a
 AHEAD = 8  # numbers of the summed axis are prefetched so far ahead before they are packed
 SLICE = 48  # columns of b that are packed and used at once
-A_GROUPS, B_GROUPS = 8, 64  # panels that are packed side by side
+A_GROUPS = 8  # panels that are packed side by side
+B_GROUPS = 64
 
 
 def available() -> bool:
@@ -110,7 +113,7 @@ def _tile(typing_context, out, out_stride, a, b, depth, mode):
             llvm.prefetch(build, place)
             llvm.prefetch(build, build.add(place, I64(ITEM_BYTES * B_PANEL - 1)))
         panels = ITEM_BYTES * A_PANEL, ITEM_BYTES * B_PANEL
-        sums = sums_in_registers(build, FLOATS, A_PANEL, B_VECTORS, depth, DEPTH, a, b, panels, add)
+        sums = llvm.sums_in_registers(build, FLOATS, A_PANEL, B_VECTORS, depth, DEPTH, a, b, panels, add)
 
         def store(case):
             for row in range(A_PANEL):
@@ -118,7 +121,7 @@ def _tile(typing_context, out, out_stride, a, b, depth, mode):
                 for v in range(B_VECTORS):
                     _store_sums(build, case, sums[row][v], place, LANES * v)
 
-        for_each_mode(build, mode, store)
+        llvm.for_each_mode(build, mode, store)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 6), generate
@@ -146,11 +149,16 @@ def _store_sums(build, mode, sums, row, first: int):
     llvm.store_whole(build, sums, row, 4 * first)
 
 
-_pack_float32_rows, _pack_bfloat16_rows = _new_pack_rows(False), _new_pack_rows(True)
-_pack_float32_a, _pack_bfloat16_a = _new_pack_columns(False, 1), _new_pack_columns(True, 1)
-_pack_float32_b, _pack_bfloat16_b = _new_pack_columns(False, B_VECTORS), _new_pack_columns(True, B_VECTORS)
-_float, _half = llvm.new_read(F32, types.float32), llvm.new_read(I16, types.uint16)
-_put_float, _put_half = llvm.new_write(types.float32), llvm.new_write(types.uint16)
+_pack_float32_rows = _new_pack_rows(False)
+_pack_bfloat16_rows = _new_pack_rows(True)
+_pack_float32_a = _new_pack_columns(False, 1)
+_pack_bfloat16_a = _new_pack_columns(True, 1)
+_pack_float32_b = _new_pack_columns(False, B_VECTORS)
+_pack_bfloat16_b = _new_pack_columns(True, B_VECTORS)
+_float = llvm.new_read(F32, types.float32)
+_half = llvm.new_read(I16, types.uint16)
+_put_float = llvm.new_write(types.float32)
+_put_half = llvm.new_write(types.uint16)
 
 
 @register_jitable
@@ -175,8 +183,11 @@ def pack(target, source, stride, depth_stride, item_bytes, width, depth, is_b):
     Its `width` rows of a, or columns of b, are stride bytes apart, and numbers along the summed axis depth_stride
     bytes. One of the two strides is item_bytes.
     """
-    panel, groups, is_row = B_PANEL if is_b else A_PANEL, B_GROUPS if is_b else A_GROUPS, depth_stride == item_bytes
-    panel_bytes, step = _panel_bytes(depth, panel), panel * ITEM_BYTES
+    panel = B_PANEL if is_b else A_PANEL
+    groups = B_GROUPS if is_b else A_GROUPS
+    is_row = depth_stride == item_bytes
+    panel_bytes = _panel_bytes(depth, panel)
+    step = panel * ITEM_BYTES
     # Up to here columns can be read as vectors, of 8 columns also for a.
     by_vectors = 0 if is_row else max(0, width - max(panel, LANES) + panel) // panel * panel
     for first in range(0, width, panel * groups):
@@ -186,12 +197,15 @@ def pack(target, source, stride, depth_stride, item_bytes, width, depth, is_b):
                 place = source + column * stride + k * depth_stride
                 _pack_vectors(target + column // panel * panel_bytes + k * step, place, depth_stride, item_bytes, is_b)
         for column in range(max(first, by_vectors), stop, panel):
-            into, place = target + column // panel * panel_bytes, source + column * stride
+            into = target + column // panel * panel_bytes
+            place = source + column * stride
             wide = min(panel, width - column)
             done = _pack_squares(into, place, stride, item_bytes, wide, depth, step) if is_row else 0
             _pack_numbers(into, place, stride, depth_stride, item_bytes, wide, done, depth, step)
         for column in range(first, stop, panel):
-            _fill_up(target + column // panel * panel_bytes, depth, step)
+            into = target + column // panel * panel_bytes
+            for place in range(into + depth * step, into + packed_depth(depth) * step, ITEM_BYTES):
+                _put_float(place, np.float32(0.0))
 
 
 @register_jitable
@@ -210,10 +224,12 @@ def _pack_vectors(target, source, depth_stride, item_bytes, is_b):
 @register_jitable
 def _pack_squares(target, source, stride, item_bytes, width, depth, step):
     """Pack a panel up to the last multiple of 8 of the summed axis, and return this multiple."""
-    whole, ahead = depth // LANES * LANES, step // ITEM_BYTES * stride
+    whole = depth // LANES * LANES
+    ahead = step // ITEM_BYTES * stride
     for k in range(0, whole, LANES):
         for row in range(0, width, LANES):
-            place, here = target + k * step + row * ITEM_BYTES, source + row * stride + k * item_bytes
+            place = target + k * step + row * ITEM_BYTES
+            here = source + row * stride + k * item_bytes
             if item_bytes == 2:
                 _pack_bfloat16_rows(here, stride, width - row, ahead, place, step)
             else:
@@ -226,26 +242,25 @@ def _pack_numbers(target, source, stride, depth_stride, item_bytes, width, start
     """Pack a panel from `start` to `stop` along the summed axis, number by number."""
     for k in range(start, stop):
         for column in range(width):
-            place, into = source + column * stride + k * depth_stride, target + k * step + column * ITEM_BYTES
+            place = source + column * stride + k * depth_stride
+            into = target + k * step + column * ITEM_BYTES
             _put_float(into, number(_half(place)) if item_bytes == 2 else number(rounded(_float(place))))
-
-
-@register_jitable
-def _fill_up(target, depth, step):
-    for place in range(target + depth * step, target + packed_depth(depth) * step, ITEM_BYTES):
-        _put_float(place, np.float32(0.0))
 
 
 @compiled
 def tiles(out, out_stride, rows, columns, a, b, depth, mode):
     """Write the product of packed a and b to out (rows, columns), with out_stride bytes per row, by `mode`."""
-    deep, item_bytes = packed_depth(depth), 2 if mode == ROUND else 4
-    a_bytes, b_bytes = _panel_bytes(depth, A_PANEL), _panel_bytes(depth, B_PANEL)
+    deep = packed_depth(depth)
+    item_bytes = 2 if mode == ROUND else 4
+    a_bytes = _panel_bytes(depth, A_PANEL)
+    b_bytes = _panel_bytes(depth, B_PANEL)
     room = a + (rows + A_PANEL - 1) // A_PANEL * a_bytes
     for column in range(0, columns, B_PANEL):
-        b_panel, wide = b + column // B_PANEL * b_bytes, columns - column
+        b_panel = b + column // B_PANEL * b_bytes
+        wide = columns - column
         for row in range(0, rows, A_PANEL):
-            a_panel, high = a + row // A_PANEL * a_bytes, rows - row
+            a_panel = a + row // A_PANEL * a_bytes
+            high = rows - row
             place = out + row * out_stride + column * item_bytes
             if wide >= B_PANEL and high >= A_PANEL:
                 _tile(place, out_stride, a_panel, b_panel, deep, mode)
@@ -277,22 +292,24 @@ def products(
     a_room, b_room hold packed blocks of rows_at_once and columns_at_once by depth_at_once, which is the whole depth for
     ROUND. A slice of b is multiplied with the first rows of a right after packing, while it is in the nearest cache.
     """
-    item_bytes, is_a, is_b = 2 if mode == ROUND else 4, bool(0), bool(1)
+    item_bytes = 2 if mode == ROUND else 4
     for product in range(count):
         for k in range(0, depth, depth_at_once):
-            deep, into = min(depth_at_once, depth - k), ADD if k else mode
+            deep = min(depth_at_once, depth - k)
+            into = ADD if k else mode
             b_panel_bytes = _panel_bytes(deep, B_PANEL)
             for column in range(0, columns, columns_at_once):
                 wide = min(columns_at_once, columns - column)
                 for row in range(0, rows, rows_at_once):
                     high = min(rows_at_once, rows - row)
                     place = a + product * a_step + row * a_stride + k * a_depth_stride
-                    pack(a_room, place, a_stride, a_depth_stride, a_bytes, high, deep, is_a)
+                    pack(a_room, place, a_stride, a_depth_stride, a_bytes, high, deep, bool(0))
                     at_once = SLICE if row == 0 else wide
                     for first in range(0, wide, at_once):
-                        some, panels = min(at_once, wide - first), b_room + first // B_PANEL * b_panel_bytes
+                        some = min(at_once, wide - first)
+                        panels = b_room + first // B_PANEL * b_panel_bytes
                         if row == 0:
                             place = b + product * b_step + (column + first) * b_stride + k * b_depth_stride
-                            pack(panels, place, b_stride, b_depth_stride, b_bytes, some, deep, is_b)
+                            pack(panels, place, b_stride, b_depth_stride, b_bytes, some, deep, bool(1))
                         place = out + product * out_step + row * out_stride + (column + first) * item_bytes
                         tiles(place, out_stride, high, some, a_room, panels, deep, into)

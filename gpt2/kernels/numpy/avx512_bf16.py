@@ -12,21 +12,24 @@ Python has no such instructions, so they are LLVM's (numba's @intrinsic). They a
 other CPUs LLVM would end the process.
 """
 
+from functools import partial
+
 from numba import types
 from numba.extending import intrinsic, register_jitable
 
 from gpt2.kernels.numpy import llvm_vectors as llvm
 from gpt2.kernels.numpy.compiling import compiled, cpu_features
-from gpt2.kernels.numpy.llvm_vectors import LANES
-from gpt2.kernels.numpy.tile_sums import ADD, ROUND, for_each_mode, sums_in_registers
+from gpt2.kernels.numpy.llvm_vectors import ADD, LANES, ROUND
 
 PAIR_BYTES = 4
-A_PANEL, B_VECTORS = 8, 3
+A_PANEL = 8
+B_VECTORS = 3
 B_PANEL = B_VECTORS * LANES
 DEPTH = 2 * LANES  # packed operands are padded with zeros to a multiple of it
 AHEAD_BYTES = 512  # how far ahead numbers are prefetched before they are packed
 AHEAD_ROWS = 8
-A_GROUPS, B_GROUPS = 4, 60  # groups of 16 columns that are packed side by side
+A_GROUPS = 4  # groups of 16 columns that are packed side by side
+B_GROUPS = 60
 
 
 def available() -> bool:
@@ -79,7 +82,8 @@ def _new_pack_columns(is_bfloat16: bool, is_whole: bool):
     def pack_columns(typing_context, source, depth_stride, columns, depth, target, second_half):
         def generate(context, build, signature, arguments):
             source, depth_stride, columns, depth, target, second_half = arguments
-            kind, rows = llvm.HALVES if is_bfloat16 else llvm.FLOATS, []
+            kind = llvm.HALVES if is_bfloat16 else llvm.FLOATS
+            rows = []
             for row, place in enumerate((source, build.add(source, depth_stride))):
                 llvm.prefetch(build, build.add(place, build.mul(depth_stride, llvm.I64(AHEAD_ROWS))))
                 if is_whole:
@@ -108,12 +112,9 @@ def _new_tile(vectors: int):
     def tile(typing_context, out, out_stride, rows, columns, a, b, pairs, mode):
         def generate(context, build, signature, arguments):
             out, out_stride, rows, columns, a, b, pairs, mode = arguments
-
-            def add(sums, a, b):
-                return _add_products(build, sums, a, b)
-
+            add = partial(_add_products, build)
             panels = PAIR_BYTES * A_PANEL, PAIR_BYTES * B_PANEL
-            sums = sums_in_registers(build, llvm.FLOATS, A_PANEL, vectors, pairs, 1, a, b, panels, add)
+            sums = llvm.sums_in_registers(build, llvm.FLOATS, A_PANEL, vectors, pairs, 1, a, b, panels, add)
             masks = [llvm.first_lanes(build, build.sub(columns, llvm.I64(LANES * v)), LANES) for v in range(vectors)]
 
             def store(case):
@@ -124,7 +125,7 @@ def _new_tile(vectors: int):
                         mask = build.select(is_there, masks[v], masks[v].type(None))
                         _store_sums(build, case, sums[row][v], place, v, mask)
 
-            for_each_mode(build, mode, store)
+            llvm.for_each_mode(build, mode, store)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 8), generate
@@ -158,10 +159,15 @@ def _store_sums(build, mode, sums, row, v: int, mask):
     )
 
 
-_pack_float32_rows, _pack_bfloat16_rows = _new_pack_rows(False), _new_pack_rows(True)
-_pack_float32_columns, _pack_bfloat16_columns = (_new_pack_columns(is_bfloat16, True) for is_bfloat16 in (False, True))
-_pack_float32_edge, _pack_bfloat16_edge = (_new_pack_columns(is_bfloat16, False) for is_bfloat16 in (False, True))
-_tile1, _tile2, _tile3 = (_new_tile(vectors) for vectors in (1, 2, 3))
+_pack_float32_rows = _new_pack_rows(False)
+_pack_bfloat16_rows = _new_pack_rows(True)
+_pack_float32_columns = _new_pack_columns(False, True)
+_pack_bfloat16_columns = _new_pack_columns(True, True)
+_pack_float32_edge = _new_pack_columns(False, False)
+_pack_bfloat16_edge = _new_pack_columns(True, False)
+_tile1 = _new_tile(1)
+_tile2 = _new_tile(2)
+_tile3 = _new_tile(3)
 
 
 def packed_depth(depth: int) -> int:
@@ -175,33 +181,34 @@ def packed_bytes(width: int, depth: int) -> int:
 
 @compiled
 def pack(target, source, stride, depth_stride, item_bytes, width, depth, is_b):
-    """Pack the operand at `source`, of item_bytes 4 (float32) or 2 (bfloat16), into packed_bytes() at `target`.
-
-    Its `width` rows of a, or columns of b, are stride bytes apart, and numbers along the summed axis depth_stride
-    bytes. One of the two strides is item_bytes.
-    """
+    """Pack an operand as avx2.pack does."""
     pairs = (depth + DEPTH - 1) // DEPTH * LANES
     pair_stride = PAIR_BYTES * (B_PANEL if is_b else A_PANEL)
     second_half = 32 if is_b else pairs * pair_stride
-    all_groups, side_by_side = (width + LANES - 1) // LANES, B_GROUPS if is_b else A_GROUPS
+    all_groups = (width + LANES - 1) // LANES
+    side_by_side = B_GROUPS if is_b else A_GROUPS
     for first in range(0, all_groups, side_by_side):
         groups = range(first, min(first + side_by_side, all_groups))
         if depth_stride == item_bytes:
             for group in groups:
                 into = target + _group_offset(group, pairs, is_b)
-                rows, here = min(LANES, width - group * LANES), source + group * LANES * stride
+                rows = min(LANES, width - group * LANES)
+                here = source + group * LANES * stride
                 for k in range(0, depth, DEPTH):
-                    place, left = into + k // 2 * pair_stride, min(DEPTH, depth - k)
+                    place = into + k // 2 * pair_stride
+                    left = min(DEPTH, depth - k)
                     if item_bytes == 2:
                         _pack_bfloat16_rows(here + 2 * k, stride, rows, left, place, second_half, pair_stride)
                     else:
                         _pack_float32_rows(here + 4 * k, stride, rows, left, place, second_half, pair_stride)
         else:
             for pair in range(pairs):
-                here, left = source + 2 * pair * depth_stride, depth - 2 * pair
+                here = source + 2 * pair * depth_stride
+                left = depth - 2 * pair
                 for group in groups:
                     place = target + _group_offset(group, pairs, is_b) + pair * pair_stride
-                    columns, row = width - group * LANES, here + group * LANES * stride
+                    columns = width - group * LANES
+                    row = here + group * LANES * stride
                     is_edge = left < 2 or columns < LANES
                     if item_bytes == 2 and is_edge:
                         _pack_bfloat16_edge(row, depth_stride, columns, left, place, second_half)
@@ -224,11 +231,14 @@ def _group_offset(group, pairs, is_b):
 @compiled
 def tiles(out, out_stride, rows, columns, a, b, depth, mode):
     """Write the product of packed a and b to out (rows, columns), with out_stride bytes per row, by `mode`."""
-    pairs, item_bytes = (depth + DEPTH - 1) // DEPTH * LANES, 2 if mode == ROUND else 4
+    pairs = (depth + DEPTH - 1) // DEPTH * LANES
+    item_bytes = 2 if mode == ROUND else 4
     for column in range(0, columns, B_PANEL):
-        b_panel, wide = b + column * pairs * PAIR_BYTES, columns - column
+        b_panel = b + column * pairs * PAIR_BYTES
+        wide = columns - column
         for row in range(0, rows, A_PANEL):
-            a_panel, high = a + row * pairs * PAIR_BYTES, rows - row
+            a_panel = a + row * pairs * PAIR_BYTES
+            high = rows - row
             place = out + row * out_stride + column * item_bytes
             if wide > 2 * LANES:
                 _tile3(place, out_stride, high, wide, a_panel, b_panel, pairs, mode)
@@ -243,15 +253,15 @@ def products(
     count, rows, columns, depth, out, out_step, out_stride, a, a_step, a_stride, a_depth_stride, a_bytes, b, b_step,
     b_stride, b_depth_stride, b_bytes, a_room, b_room, rows_at_once, columns_at_once, depth_at_once, mode,
 ):  # fmt: skip
-    """Compute `count` products, whose operands and outputs are a step apart each; other arguments as in pack and tiles.
+    """Compute `count` products as avx2.products does.
 
-    a_room, b_room hold packed blocks of rows_at_once and columns_at_once by depth_at_once, which is the whole depth for
-    ROUND. bool(1) instead of True: for a literal, numba would compile another form of pack, which takes a second.
+    bool(1) instead of True: for a literal, numba would compile another form of pack, which takes a second.
     """
     item_bytes = 2 if mode == ROUND else 4
     for product in range(count):
         for k in range(0, depth, depth_at_once):
-            deep, into = min(depth_at_once, depth - k), ADD if k else mode
+            deep = min(depth_at_once, depth - k)
+            into = ADD if k else mode
             for column in range(0, columns, columns_at_once):
                 wide = min(columns_at_once, columns - column)
                 place = b + product * b_step + column * b_stride + k * b_depth_stride

@@ -11,9 +11,10 @@ faster or the only way. All of these add up the same products in different order
 import numpy as np
 from ml_dtypes import bfloat16
 
-from gpt2.kernels.numpy import avx2, avx512_bf16, loops, tile_sums
+from gpt2.kernels.numpy import avx2, avx512_bf16, loops
 from gpt2.kernels.numpy.compiling import cpu_features
 from gpt2.kernels.numpy.cores import Cores
+from gpt2.kernels.numpy.llvm_vectors import ADD, ROUND, WRITE
 
 
 def bfloat16_cores(threads: int) -> "BFloat16Cores":
@@ -115,7 +116,7 @@ class PackingCores(BFloat16Cores):
         return -(-_address(room) // 64) * 64
 
     def sum_up(self, result, left, right, k, add):
-        mode = tile_sums.ADD if add else tile_sums.WRITE
+        mode = ADD if add else WRITE
         self.kernels.tiles(_address(result), result.strides[0], *result.shape, left, right, k.stop - k.start, mode)
 
     def multiply(self, a, b, out, rows, columns, finish):
@@ -135,7 +136,7 @@ class PackingCores(BFloat16Cores):
         wide = min(columns, self.columns)
         rooms = self._room("left", high, deep), self._room("right", wide, deep)
         operands = [(_address(operand), *operand.strides, operand.itemsize) for operand in (a, b.transpose(0, 2, 1))]
-        mode = tile_sums.ROUND if rounds else tile_sums.ADD if add else tile_sums.WRITE
+        mode = ROUND if rounds else ADD if add else WRITE
         sides = (*operands[0], *operands[1], *rooms, high, wide, deep)
         self.kernels.products(heads, rows, columns, depth, _address(out), *out.strides[:2], *sides, mode)
 

@@ -144,24 +144,7 @@ def linear_gelu_forward(cores, out, saved, inputs, weight, bias):
 
 def linear_backward(cores, dinputs, dweight, dbias, doutputs, inputs, weight, accumulate):
     """Compute dinputs = doutputs @ weight; dweight = or += doutputs.T @ inputs; dbias (or None) = or += column sums."""
-    sum_columns = _bias_backward(cores, dbias, doutputs, accumulate)
-    backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, None, sum_columns)
-
-
-def gelu_linear_backward(cores, dinputs, dweight, doutputs, inputs, saved, weight, accumulate):
-    """Run linear_backward after a linear_gelu_forward with `out` = `inputs`: dinputs = the gradient of GELU's input."""
-
-    def times_slope(result, rows, columns):
-        loops.multiply_by(result, loops.bits(saved[rows]), columns)
-
-    backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, times_slope, None)
-
-
-def _bias_backward(cores, dbias, doutputs, accumulate):
-    """Return a finish_weight for backward_products that adds up or sets dbias, the column sums of doutputs; or None."""
-    if dbias is None:
-        return None
-    ones = np.ones(ROWS, dbias.dtype)
+    ones = np.ones(ROWS, dweight.dtype)
 
     def sum_columns(_, outputs, inputs):
         if inputs.start == 0:  # once for each output, even if the weight's columns are cut
@@ -171,7 +154,17 @@ def _bias_backward(cores, dbias, doutputs, accumulate):
             sums = sum(ones[: len(block)] @ block for block in blocks)
             dbias[outputs] = dbias[outputs] + sums if accumulate else sums
 
-    return sum_columns
+    finish_weight = None if dbias is None else sum_columns
+    backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, None, finish_weight)
+
+
+def gelu_linear_backward(cores, dinputs, dweight, doutputs, inputs, saved, weight, accumulate):
+    """Run linear_backward after a linear_gelu_forward with `out` = `inputs`: dinputs = the gradient of GELU's input."""
+
+    def times_slope(result, rows, columns):
+        loops.multiply_by(result, loops.bits(saved[rows]), columns)
+
+    backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, times_slope, None)
 
 
 def backward_products(cores, dinputs, dweight, doutputs, inputs, weight, accumulate, finish_inputs, finish_weight):

@@ -1,5 +1,6 @@
 """LLVM's vector instructions, which numba does not offer, for @intrinsic (avx512_bf16.py, avx2.py).
 
+The last two functions generate what both products share: the sums of one tile, held in registers, and their storing.
 The first argument is llvmlite's builder. An address is an int64 without alignment. A word is a pair of bfloat16. The
 constants are for AVX-512.
 """
@@ -9,6 +10,10 @@ from numba import types
 from numba.extending import intrinsic
 
 LANES = 16  # float32 numbers or words in a vector
+# Modes: write a tile's sums as float32, add them, or write them as bfloat16.
+WRITE = 0
+ADD = 1
+ROUND = 2
 
 
 class _BFloat(ir.types.Type):
@@ -24,9 +29,15 @@ class _BFloat(ir.types.Type):
         return hash(_BFloat)
 
 
-I1, I16, I32, I64, F32 = *(ir.IntType(bits) for bits in (1, 16, 32, 64)), ir.FloatType()
-FLOATS, WORDS, HALVES = (ir.VectorType(element, LANES) for element in (F32, I32, I16))
-MANY_HALVES, PAIRS = ir.VectorType(I16, 2 * LANES), ir.VectorType(_BFloat(), 2 * LANES)
+I16 = ir.IntType(16)
+I32 = ir.IntType(32)
+I64 = ir.IntType(64)
+F32 = ir.FloatType()
+FLOATS = ir.VectorType(F32, LANES)
+WORDS = ir.VectorType(I32, LANES)
+HALVES = ir.VectorType(I16, LANES)
+MANY_HALVES = ir.VectorType(I16, 2 * LANES)
+PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 ROUNDED = ir.VectorType(_BFloat(), LANES)
 NAMES = {FLOATS: "v16f32", HALVES: "v16i16", MANY_HALVES: "v32i16"}
 
@@ -148,5 +159,46 @@ def transposed(build, rows):
         for row in (row for row in range(lanes) if not row & step):
             new[row] = shuffle(build, rows[row], rows[row + step], low)
             new[row + step] = shuffle(build, rows[row], rows[row + step], high)
-        rows, step = new, 2 * step
+        rows = new
+        step *= 2
     return rows
+
+
+def sums_in_registers(build, kind, rows: int, vectors: int, count, at_once: int, a, b, panel_bytes, add):
+    """Return sums[row][vector], of LLVM's vector type `kind`, over `count` numbers (or pairs) of two panels.
+
+    a, b: the panels' addresses. panel_bytes: bytes of one number (or pair) of all rows, and of all columns.
+    add(sums, a, b): returns the sums plus the products of the next at_once numbers at a and b.
+    """
+    before = build.block
+    loop = build.append_basic_block("loop")
+    after = build.append_basic_block("after")
+    build.branch(loop)
+    build.position_at_end(loop)
+    left, a_here, b_here = variables = [build.phi(I64) for _ in range(3)]
+    sums = [[build.phi(kind) for _ in range(vectors)] for _ in range(rows)]
+    new = add(sums, a_here, b_here)
+    steps = -at_once, *(at_once * number for number in panel_bytes)
+    for variable, start, step in zip(variables, (count, a, b), steps, strict=True):
+        variable.add_incoming(start, before)
+        variable.add_incoming(build.add(variable, I64(step)), loop)
+    for row in range(rows):
+        for v in range(vectors):
+            sums[row][v].add_incoming(kind(None), before)
+            sums[row][v].add_incoming(new[row][v], loop)
+    build.cbranch(build.icmp_signed(">", left, I64(at_once)), loop, after)
+    build.position_at_end(after)
+    return new
+
+
+def for_each_mode(build, mode, store):
+    """Generate a switch over `mode` that calls store(case) for WRITE, ADD and ROUND."""
+    end = build.append_basic_block("end")
+    choice = build.switch(mode, end)
+    for case in (WRITE, ADD, ROUND):
+        block = build.append_basic_block("store")
+        choice.add_case(I64(case), block)
+        build.position_at_end(block)
+        store(case)
+        build.branch(end)
+    build.position_at_end(end)

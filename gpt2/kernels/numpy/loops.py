@@ -86,7 +86,8 @@ def _number_of_dtype(value):
 def keep(out, values, columns):
     """Copy values to out, rounded if `out` is bfloat16, in these columns of both (N, width)."""
     for n in range(len(out)):
-        row_out, row = out[n, columns], values[n, columns]
+        row_out = out[n, columns]
+        row = values[n, columns]
         for c in range(len(row)):
             row_out[c] = _as_kept(row_out, row[c])
 
@@ -102,7 +103,8 @@ def round_off(values):
 def add_bias(x, bias, columns):
     """Add the bias (width,) to x (N, width), in these columns of both."""
     for n in range(len(x)):
-        row_x, row_bias = x[n, columns], bias[columns]
+        row_x = x[n, columns]
+        row_bias = bias[columns]
         for c in range(len(row_x)):
             row_x[c] += row_bias[c]
 
@@ -111,7 +113,8 @@ def add_bias(x, bias, columns):
 def multiply_by(x, factor, columns):
     """Multiply x by factor, in these columns of both (N, width)."""
     for n in range(len(x)):
-        row_x, row_factor = x[n, columns], factor[n, columns]
+        row_x = x[n, columns]
+        row_factor = factor[n, columns]
         for c in range(len(row_x)):
             row_x[c] *= number(row_factor[c])
 
@@ -131,7 +134,8 @@ def sum_of_squares(flat):
     """Add in float64 sums of SQUARES squares in the array's dtype: exact enough, and as fast as memory."""
     total = 0.0
     for start in range(0, len(flat), SQUARES):
-        block, squares = flat[start : start + SQUARES], flat.dtype.type(0.0)
+        block = flat[start : start + SQUARES]
+        squares = flat.dtype.type(0.0)
         for i in range(len(block)):
             squares += block[i] * block[i]
         total += squares
@@ -142,10 +146,14 @@ def sum_of_squares(flat):
 def bias_gelu_and_slope(y, x, bias, columns):
     """Compute y = gelu(x + bias), x = its slope, in these columns of y, x (N, width) and bias (width,)."""
     real = x.dtype.type
-    one, three = real(1.0), real(3.0)
-    linear, cubic = real(-2.0 * math.sqrt(2.0 / math.pi)), real(-2.0 * math.sqrt(2.0 / math.pi) * 0.044715)
+    one = real(1.0)
+    three = real(3.0)
+    linear = real(-2.0 * math.sqrt(2.0 / math.pi))
+    cubic = real(-2.0 * math.sqrt(2.0 / math.pi) * 0.044715)
     for n in range(len(x)):  # with a row as its own array, LLVM sees that no index is negative
-        row_y, row_x, row_bias = y[n, columns], x[n, columns], bias[columns]
+        row_y = y[n, columns]
+        row_x = x[n, columns]
+        row_bias = bias[columns]
         for c in range(len(row_x)):
             z = row_x[c] + row_bias[c]
             square = cubic * z * z
@@ -157,8 +165,10 @@ def bias_gelu_and_slope(y, x, bias, columns):
 
 @compiled_sums
 def _normalize_row(out, mean, rstd, x, weight, bias, epsilon, n):
-    C, real = x.shape[1], x.dtype.type
-    total, squares = real(0.0), real(0.0)
+    C = x.shape[1]
+    real = x.dtype.type
+    total = real(0.0)
+    squares = real(0.0)
     for c in range(C):
         total += x[n, c]
     mean[n] = total / real(C)
@@ -191,16 +201,19 @@ def layernorm_backward(dx, dweight, dbias, column_sums, dy, x, mean, rstd, weigh
 
     dx, dy, x (N, C); mean, rstd (N,); dweight, dbias (C,).
     """
-    C, real = x.shape[1], x.dtype.type
+    C = x.shape[1]
+    real = x.dtype.type
     for n in range(start, stop):
-        g_sum, gn_sum = real(0.0), real(0.0)
+        g_sum = real(0.0)
+        gn_sum = real(0.0)
         for c in range(C):
             normalized = (x[n, c] - mean[n]) * rstd[n]
             dweight[c] += dy[n, c] * normalized
             dbias[c] += dy[n, c]
             g_sum += dy[n, c] * weight[c]
             gn_sum += dy[n, c] * weight[c] * normalized
-        g_mean, gn_mean = g_sum / real(C), gn_sum / real(C)
+        g_mean = g_sum / real(C)
+        gn_mean = gn_sum / real(C)
         for c in range(C):
             normalized = (x[n, c] - mean[n]) * rstd[n]
             dx[n, c] += rstd[n] * (dy[n, c] * weight[c] - g_mean - normalized * gn_mean)
@@ -227,7 +240,8 @@ def causal_softmax(scores, logsumexp, first_query, scale):
     for h in range(heads):
         for query in range(queries):
             seen = first_query + query + 1
-            p, total = scores[h, query], real(0.0)
+            p = scores[h, query]
+            total = real(0.0)
             largest = _largest(p[:seen])
             for key in range(seen):
                 p[key] = _exp(scale * (p[key] - largest))
@@ -249,7 +263,9 @@ def causal_softmax_backward(scores, dp, logsumexp, out_dots, first_query, scale)
     real = scores.dtype.type
     for h in range(heads):
         for query in range(queries):
-            p, dscores, row = scores[h, query], dp[h, query], first_query + query
+            p = scores[h, query]
+            dscores = dp[h, query]
+            row = first_query + query
             for key in range(row + 1):
                 p[key] = _exp(scale * p[key] - logsumexp[h, row])
                 dscores[key] = scale * p[key] * (dscores[key] - out_dots[h, row])
@@ -266,7 +282,8 @@ def add_exponentials(out, first_column, row_sums, logits, shift):
     """
     N, width = logits.shape
     for n in range(N):
-        row, total = logits[n], row_sums.dtype.type(0.0)
+        row = logits[n]
+        total = row_sums.dtype.type(0.0)
         if out is None:  # decided when compiled; one loop for both would be a tenth slower
             for c in range(width):
                 total += _exp(row[c] - shift[n])
