@@ -11,7 +11,7 @@ ranges.py           cutting a flat buffer into the parts that ranks own
 buffers.py          a rank's flat buffers: its own memory, or memory shared in its node (node_memory.py)
 sharded.py          vectors that no rank holds whole (ZeRO)
 sparse_gradient.py  the rows of an embedding that a step uses, and their gradients
-parts.py            sums over tensor-parallel ranks
+shard_sums.py       sums over tensor-parallel ranks
 stage_links.py      messages between pipeline stages
 wire.py             float32 or bfloat16 between ranks
 mpi.py              mpi4py's MPI, if there is one

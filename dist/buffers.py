@@ -13,9 +13,9 @@ from dist.world import World
 def host_zeros(length: int) -> np.ndarray:
     """Return (length,) float32 zeros in host memory, on pages of their own: a GPU's driver pins whole pages, once
     each."""
-    item, pages = np.dtype(np.float32).itemsize, -(-length * 4 // mmap.PAGESIZE)
-    memory = np.zeros((pages + 1) * mmap.PAGESIZE // item, np.float32)
-    start = -memory.ctypes.data % mmap.PAGESIZE // item
+    page = mmap.PAGESIZE // 4  # elements
+    memory = np.zeros((-(-length // page) + 1) * page, np.float32)
+    start = -memory.ctypes.data % mmap.PAGESIZE // 4
     return memory[start : start + length]
 
 
@@ -29,7 +29,9 @@ class OwnBuffers:
     fills_parameters = True
 
     def __init__(self, world: World, size: int, ranges=(), zeros=host_zeros):
-        self.parameters, self.gradients, self.zeros = zeros(size), zeros(size), zeros
+        self.parameters = zeros(size)
+        self.gradients = zeros(size)
+        self.zeros = zeros
 
     def new_sparse_gradient(self, shape: tuple[int, int], most: int) -> SparseGradient:
         """Return room for at most `most` rows that a step looks up in a table of that shape."""
@@ -46,23 +48,23 @@ class NodeBuffers(NodeMemory):
     """`parameters` that all ranks of a node share, and a window on each other's `gradients`. Collective.
 
     local_gradients[i] belong to local rank i; the node's sum is made in local_gradients[0]. Only the leader fills the
-    first parameters. After that the strategy decides who writes what; `arrive` and `arrived` tell the others when. The
-    groups of a job (World.whole) make theirs together.
+    first parameters. After that the strategy decides who writes what; `arrive` and `arrived` tell the others when.
     """
 
     def __init__(self, world: World, size: int, ranges=()):
-        self.fills_parameters, self._world = world.local_rank == 0, world
+        self.fills_parameters = world.local_rank == 0
+        self._world = world
         other = ", or use a strategy that shares none (ring, reduce-scatter)"
         vectors = 2 if self.fills_parameters else 1
         check_room(world, vectors * size * 4, "the buffers that its ranks share", other)
         super().__init__(world.local_comm)
-        (self.parameters, *_) = self.share(size if self.fills_parameters else 0)
+        self.parameters = self.share(size if self.fills_parameters else 0)[0]
         self.local_gradients = self.share(size)
         self.gradients = self.local_gradients[world.local_rank]
         barrier(world.job.local_comm)
 
     def new_sparse_gradient(self, shape: tuple[int, int], most: int) -> SparseGradient:
-        """Return room as OwnBuffers does; the node's ranks see each other's rows. Collective."""
+        """Return room for rows that the node's ranks see. Collective."""
         check_room(self._world, 4 * (most * shape[1] + 2 * (1 + most)), "gradients of looked-up rows")
         return SparseGradient(shape, ids_and_values(most, shape[1], self.share), self._world.local_rank)
 

@@ -34,7 +34,8 @@ def say(*text, end: str = "\n", on_stderr: bool = False) -> None:
     """Print at once. Text that cannot be written is written with a later line, or lost."""
     global _is_said
     _is_said |= not on_stderr
-    stream, line = sys.stderr if on_stderr else sys.stdout, " ".join(map(str, text))
+    stream = sys.stderr if on_stderr else sys.stdout
+    line = " ".join(map(str, text))
     with suppress(OSError, ValueError, AttributeError):  # ValueError: closed; AttributeError: there is none
         try:
             print(line, end=end, file=stream, flush=True)

@@ -2,8 +2,7 @@
 
 SLURM, containers and virtual hosts limit what they start by groups. Version 1 has a tree of groups for each controller
 (memory, cpu), version 2 one tree for all. A limit holds for a group and all groups in it, so the groups around this
-process's group count too. Files: the Linux kernel's Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst,
-and scheduler/sched-bwc.rst.
+process's group count too (the Linux kernel's Documentation/admin-guide/cgroup-v2.rst, scheduler/sched-bwc.rst).
 """
 
 from pathlib import Path

@@ -1,8 +1,7 @@
 """`MPI` of mpi4py, which all modules import from here; and what to do if there is none.
 
-Importing it does not start MPI: dist.world.start_mpi does that, so that `--help` answers on a login node where MPI
-cannot start. If no MPI library can be loaded, MPI is None: a strategy's declaration can still be read, and programs
-such as advise.py and diagnose.py need no more. `python -m dist.mpi` says in one line why it is None.
+Importing it does not start MPI (dist.world.start_mpi does), so `--help` answers on a login node. If no MPI library can
+be loaded, MPI is None: advise.py, diagnose.py and others need no more. `python -m dist.mpi` says in one line why.
 """
 
 import ctypes
@@ -20,7 +19,8 @@ try:
     mpi4py.rc(initialize=False, finalize=True)
     from mpi4py import MPI
 except (ImportError, RuntimeError) as error:  # mpi4py's wheels find the library when MPI is imported: RuntimeError
-    MPI, WHY = None, str(error).partition("\n")[0]
+    MPI = None
+    WHY = str(error).partition("\n")[0]
 
 __all__ = ["MPI"]
 WANTED = "libmpi.so.12"  # MPICH's library, by the common ABI of MPICH and its derivatives

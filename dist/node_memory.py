@@ -1,18 +1,24 @@
 """Memory that the ranks of a node share, and counters that tell the others when something is written there."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from dist.mpi import MPI
+from dist.progress_engine import ProgressEngine
 from dist.shared_memory import free_bytes, lack_of_room
 from dist.waiting import Condition
 from dist.world import World, end_with_one_line
 
 
 class NodeMemory:
-    """Arrays that all ranks of local_comm see; each rank makes one. Collective."""
+    """Arrays that all ranks of local_comm, the `local_ranks`, see; each rank makes one. Collective."""
 
     def __init__(self, local_comm):
-        self._local_comm, self._local_rank, self._windows = local_comm, local_comm.rank, []
+        self._local_comm = local_comm
+        self._local_rank = local_comm.rank
+        self.local_ranks = range(local_comm.size)
+        self._windows = []
         # Only the first of 8 numbers is used: on its own cache line, a rank's writes do not slow down another's reads.
         self._counts = self.share(8, np.int64)
 
@@ -30,10 +36,19 @@ class NodeMemory:
         arrays[self._local_rank].fill(0)
         return arrays
 
-    def arrive(self) -> None:
-        """Announce that this rank has written its part. Ranks that see it arrive see what it wrote before."""
+    def arrive(self) -> int:
+        """Announce that this rank has written its part; return how often it has arrived by now.
+
+        Ranks that see it arrive see what it wrote before.
+        """
         self._synchronize()
         self._counts[self._local_rank][0] += 1
+        return self.arrivals
+
+    @property
+    def arrivals(self) -> int:
+        """How often this rank has arrived."""
+        return int(self._counts[self._local_rank][0])
 
     def arrived(self, local_ranks, count: int) -> Condition:
         """Return the condition that each of these local ranks has arrived `count` times since the start."""
@@ -45,6 +60,10 @@ class NodeMemory:
             return True
 
         return Condition(holds)
+
+    def meet(self) -> Condition:
+        """Arrive, and return the condition that all ranks of the node have arrived as often."""
+        return self.arrived(self.local_ranks, self.arrive())
 
     def close(self) -> None:
         """Free the memory; the arrays must not be used any more. Collective over the node."""
@@ -59,14 +78,57 @@ class NodeMemory:
             window.Sync()
 
 
-def check_room(world: World, own_bytes: int, what: str, other: str = "") -> None:
-    """End the job with one line if a node lacks the shared memory that its ranks are about to make.
+class NodeGathers:
+    """All-gathers by the rails of a node for all its ranks, which see them end in their order.
 
-    own_bytes: of this rank; the needs of a node's ranks add up. what, other: as in lack_of_room. Collective over the
-    job. Without this check the allocation succeeds, and the first touch of a missing page kills the rank silently.
+    Each local rank arrives when it starts its gathers, and again as each of them ends. So `started + k` arrivals of all
+    rails mean that k gathers have ended. engine: moves them on. rails: the local ranks that gather; the others only
+    arrive. count: of gathers per start.
+    """
+
+    def __init__(self, node: NodeMemory, engine: ProgressEngine, rails: range, count: int):
+        self.count = count
+        self.started = -count  # arrivals at the last start; before the first, nothing is to be awaited
+        self._node = node
+        self._engine = engine
+        self._rails = rails
+        self._awaited = 0  # arrivals that this rank has waited for
+
+    def start(self, gathers: list[Iterator]) -> None:
+        """Start this rank's `count` gathers, or none on a rank without a rail. All earlier ones have been awaited."""
+        self.started = self._node.arrive()
+        for turn, gather in enumerate(gathers, self.started):
+            self._engine.start(self._in_turn(gather, turn))
+        for _ in range(self.count - len(gathers)):
+            self._node.arrive()
+
+    def are_awaited(self, count: int) -> bool:
+        """Return whether this rank has waited for the first `count` gathers."""
+        return self.started + count <= self._awaited
+
+    def wait(self, count: int) -> None:
+        """Wait until the first `count` gathers of all rails have ended; the others move on meanwhile."""
+        self._awaited = self.started + count
+        self._engine.wait(self._node.arrived(self._rails, self._awaited))
+
+    def _in_turn(self, gather: Iterator, turn: int) -> Iterator:
+        """Gather when all local ranks have started, and arrive after `turn` arrivals."""
+        yield self._node.arrived(self._node.local_ranks, self.started)
+        yield from gather
+        yield Condition(lambda: self._node.arrivals == turn)  # several are under way and may end in any order
+        self._node.arrive()
+
+
+def check_room(world: World, own_bytes: int, what: str, other: str = "") -> None:
+    """End the job with one line if a node lacks the shared memory that its ranks are about to make. Collective.
+
+    own_bytes: of this rank; the needs of a node's ranks add up. what, other: as in lack_of_room. Without this check the
+    allocation succeeds, and the first touch of a missing page kills the rank silently.
     """
     job = world.job
-    needed, free, problem = job.local_comm.allreduce(own_bytes), free_bytes(), None
+    needed = job.local_comm.allreduce(own_bytes)
+    free = free_bytes()
+    problem = None
     if job.local_rank == 0 and free is not None and free < needed:
         problem = f"{job.host}: {lack_of_room(what, needed, free, other)}"
     if found := next(filter(None, job.comm.allgather(problem)), None):

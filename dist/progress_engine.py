@@ -1,7 +1,7 @@
 """Progress of exchanges: generators that yield what they wait for.
 
-An algorithm is written once, and runs after backward or between its kernels. An exchange yields anything with Test():
-an MPI request, or a Condition; never None. All ranks start their exchanges in the same order.
+An exchange yields anything with Test(): an MPI request, or a Condition; never None. So an algorithm is written once,
+and runs after backward or between its kernels. All ranks start their exchanges in the same order.
 """
 
 from collections import deque
@@ -37,7 +37,12 @@ class ProgressEngine:
 
     def finish(self, exchange: Iterator | None = None) -> None:
         """Wait until all exchanges have ended, or the given one; the others move on meanwhile."""
-        self.wait(Condition(lambda: not self._is_unfinished(exchange)))
+
+        def is_finished():
+            unfinished = [*self._queue, *self._live]
+            return not unfinished if exchange is None else exchange not in unfinished
+
+        self.wait(Condition(is_finished))
 
     def wait(self, request) -> None:
         """Wait until `request.Test()` is true, as `waiting.wait` does; exchanges move on meanwhile."""
@@ -48,10 +53,6 @@ class ProgressEngine:
             else:
                 pauses.sleep()
 
-    def _is_unfinished(self, exchange: Iterator | None) -> bool:
-        unfinished = [*self._queue, *self._live]
-        return bool(unfinished) if exchange is None else exchange in unfinished
-
     def _move(self) -> bool:
         """Move each exchange on as far as it goes. Return whether any began or moved."""
         moved = False
@@ -61,7 +62,8 @@ class ProgressEngine:
             moved = True
         for exchange, request in list(self._live.items()):
             while request is not None and request.Test():
-                request, moved = next(exchange, None), True
+                request = next(exchange, None)
+                moved = True
             self._live[exchange] = request
         self._live = {exchange: request for exchange, request in self._live.items() if request is not None}
         return moved

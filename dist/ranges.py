@@ -27,7 +27,8 @@ def cut_by_node(placement: list[int], start: int, stop: int) -> list[tuple[int, 
 
 def local_ranks(placement: list[int]) -> list[int]:
     """Return each rank's number on its node."""
-    before, numbers = Counter(), []
+    before = Counter()
+    numbers = []
     for node in placement:
         numbers.append(before[node])
         before[node] += 1

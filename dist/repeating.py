@@ -10,11 +10,12 @@ class Repeating:
     """Calls work() every pause_s seconds in its own thread, first after one pause."""
 
     def __init__(self, work, pause_s: float, name: str):
-        self._work, self._pause_s, self._stopped = work, pause_s, threading.Event()
+        self._work = work
+        self._pause_s = pause_s
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._repeat, name=name, daemon=True)
         self._thread.start()
-        # Python ends a daemon thread that still runs while the interpreter shuts down. If the thread is then within C++
-        # code, as much of NumPy is, that aborts the process: "terminate called without an active exception".
+        # A daemon thread that is within C++ code while the interpreter shuts down aborts the process.
         atexit.register(self.stop, AT_EXIT_S)
 
     def stop(self, within_s: float | None = None) -> None:

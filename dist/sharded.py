@@ -3,7 +3,7 @@
 zeros(length) allocates their memory, on the host or on a GPU (dist/gpu/buffers.py).
 """
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -22,11 +22,12 @@ class OwnedParts:
     """
 
     def __init__(self, bounds: dict[tuple[int, int], tuple[int, int]], zeros=host_zeros):
-        self.bounds, self._zeros = bounds, zeros
+        self.bounds = bounds
+        self._zeros = zeros
         stops = [0, *accumulate(high - low for low, high in bounds.values())]
         self.flat = zeros(stops[-1])
-        pieces = zip(bounds, stops, stops[1:], strict=False)
-        self._views = {part: self.flat[start:stop] for part, start, stop in pieces}
+        pieces = zip(bounds, pairwise(stops), strict=True)
+        self._views = {part: self.flat[start:stop] for part, (start, stop) in pieces}
 
     def __getitem__(self, part: tuple[int, int]) -> np.ndarray:
         return self._views[part]
@@ -40,11 +41,8 @@ class Slots:
     """Stands in for a flat vector whose ranges take turns in less memory.
 
     The first and the last range have memory of their own. The layers between them take turns in LAYER_SLOTS slots, so a
-    layer and its neighbour never share one. slot_of: {(start, stop) of a range: its slot}. The only range of a pipeline
-    stage is the first.
-
-    slots[start:stop], within one range, is a view, as of a whole vector. Its users must know which range's values lie
-    there.
+    layer and its neighbour never share one. slot_of: {(start, stop) of a range: its slot}. slots[start:stop], within
+    one range, is a view, as of a whole vector; its users must know which range's values lie there.
     """
 
     def __init__(self, ranges, zeros=host_zeros):
@@ -66,13 +64,19 @@ class ShardedGradients(OwnBuffers):
     """All `parameters`, and room for the ranges of `gradients` that backward works on (ZeRO-2)."""
 
     def __init__(self, world: World, size: int, ranges, zeros=host_zeros):
-        self._world, self._zeros, self.ranges = world, zeros, ranges
-        self.parameters, self.gradients = zeros(size), Slots(ranges, zeros)
+        self._world = world
+        self._zeros = zeros
+        self.ranges = ranges
+        self.parameters = self._new_parameters(size)
+        self.gradients = Slots(ranges, zeros)
+
+    def _new_parameters(self, size: int):
+        return self._zeros(size)
 
     def new_parts(self) -> OwnedParts:
-        """Return room for this rank's part of each range, on the buffers' device. A ring's reduce-scatter leaves the
-        sum of that part here."""
-        size, rank = self._world.size, self._world.rank
+        """Return room for this rank's part of each range, as a ring's reduce-scatter leaves it, on the same device."""
+        size = self._world.size
+        rank = self._world.rank
         return OwnedParts({part: host_ring.own_chunk(size, rank, *part) for part in self.ranges}, self._zeros)
 
 
@@ -80,9 +84,11 @@ class ShardedParameters(ShardedGradients):
     """Room for the ranges of `parameters` and `gradients` in use, and `own`, this rank's parameters (ZeRO-3)."""
 
     def __init__(self, world: World, size: int, ranges, zeros=host_zeros):
-        self._world, self._zeros, self.ranges = world, zeros, ranges
-        self.parameters, self.gradients = Slots(ranges, zeros), Slots(ranges, zeros)
+        super().__init__(world, size, ranges, zeros)
         self.own = self.new_parts()
+
+    def _new_parameters(self, size: int):
+        return Slots(self.ranges, self._zeros)
 
     def filled(self, start: int, stop: int) -> None:
         """Keep this rank's part of a range's first parameters, before the next range takes its memory."""

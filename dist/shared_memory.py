@@ -1,7 +1,6 @@
 """The folder of shared memory on a node: its free room, and the files that killed jobs have left there.
 
-MPICH makes its own files there, and those of shared windows; Open MPI its segments. Neither checks for room: the window
-is made all the same, and the first touch of a page that is not there kills a rank without a message (SIGBUS).
+MPI libraries do not check for room: the first touch of a page that is not there kills a rank without a message.
 """
 
 import os
@@ -42,17 +41,18 @@ def start_problem(environment) -> str | None:
     ranks = environment.get("MPI_LOCALNRANKS", "1")
     if not ranks.isdecimal() or (free := free_bytes()) is None:
         return None
-    needed, host = int(ranks) * MPICH_START_BYTES, os.uname().nodename
+    needed = int(ranks) * MPICH_START_BYTES
     if free < needed:  # another rank of this job may have begun to take its share
         free += sum(size for _, size in _segments(FOLDER, is_old=False))
-    return None if free >= needed else f"{host}: {lack_of_room(f'the start of MPICH with {ranks} ranks', needed, free)}"
+    if free >= needed:
+        return None
+    return f"{os.uname().nodename}: {lack_of_room(f'the start of MPICH with {ranks} ranks', needed, free)}"
 
 
 def left_segments(folder: str = FOLDER, proc: str = "/proc") -> list[tuple[str, int]]:
     """Return (path, bytes in use) of this user's segments of MPI libraries that no process maps, the largest first.
 
-    A process of another container that shares the folder is not seen from here. So they are removed only if a user asks
-    for it (doctor.py --remove-segments).
+    A process of another container that shares the folder is not seen from here: remove them only if a user asks for it.
     """
     found = _segments(folder, is_old=True)
     used = _mapped(folder, proc) if found else set()

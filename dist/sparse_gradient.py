@@ -7,8 +7,6 @@ the gradients of the table's other use, as the head, are in the table's own grad
 
 import numpy as np
 
-from dist.waiting import nothing
-
 NEXT = 1  # steps ahead
 
 
@@ -21,8 +19,7 @@ class SparseGradient:
     All ranks of a node call `begin` at the start of a step. They may read each other's rows (`union`, `sum_into`,
     `next_rows`) after they have met behind backward, until the next `begin`.
 
-    A strategy that fetches the next step's parameters sets `fetched`, and await_parameters(), which returns when they
-    have arrived.
+    A strategy that fetches the next step's parameters sets `fetched`. They have arrived when its before_use returns.
     """
 
     def __init__(self, shape: tuple[int, int], memory: list, own: int = 0):
@@ -30,17 +27,19 @@ class SparseGradient:
         self._memory = memory
         self._own = own
         self._turn = 0
+        self._row_bytes = 4 * shape[1] + 4  # float32 values, int32 id
         self.fetched = False
         self.has_parameters = False
-        self.await_parameters = nothing
 
     def begin(self, ids: np.ndarray, next_ids: np.ndarray) -> None:
         """Begin a step that looks up these rows, sorted, each once; the next step looks up next_ids."""
         self._turn = 1 - self._turn
         self.has_parameters = self.fetched and np.array_equal(self._ids(self._own), ids)
         self.fetched = False
-        self._note(ids, 0)
-        self._note(next_ids, NEXT)
+        for ahead, noted in enumerate((ids, next_ids)):
+            room = self._memory[self._own][0][(self._turn + ahead) % 2]
+            room[0] = len(noted)
+            room[1 : 1 + len(noted)] = noted
 
     def begin_gradients(self) -> None:
         """Use `values` for the gradients from now on, and zero them."""
@@ -55,16 +54,12 @@ class SparseGradient:
     @property
     def nbytes(self) -> int:
         """Bytes of this rank's rows of this step, with their ids."""
-        return self._nbytes(0)
+        return self._row_bytes * len(self._ids(self._own))
 
     @property
     def next_nbytes(self) -> int:
         """Bytes of this rank's rows of the next step, with their ids."""
-        return self._nbytes(NEXT)
-
-    def _nbytes(self, ahead: int) -> int:
-        count = len(self._ids(self._own, ahead))
-        return count * (self.values.itemsize * self.shape[1] + np.dtype(np.int32).itemsize)
+        return self._row_bytes * len(self._ids(self._own, NEXT))
 
     def numbers(self, ids: np.ndarray) -> np.ndarray:
         """Return the index in `values` of each of these ids, which are all of this step."""
@@ -87,11 +82,6 @@ class SparseGradient:
         ids = [self._ids(rank, NEXT) for rank in range(len(self._memory))]
         return [(own, values[: len(own)]) for own, (_, values) in zip(ids, self._memory, strict=True)]
 
-    def _note(self, ids: np.ndarray, ahead: int) -> None:
-        room = self._memory[self._own][0][(self._turn + ahead) % 2]
-        room[1 : 1 + len(ids)] = ids
-        room[0] = len(ids)
-
     def _ids(self, rank: int, ahead: int = 0) -> np.ndarray:
         room = self._memory[rank][0][(self._turn + ahead) % 2]
         return room[1 : 1 + room[0]]
@@ -105,5 +95,6 @@ def common(some: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 def ids_and_values(most: int, width: int, zeros) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return (ids, values) of each rank of the node. zeros(count, dtype) makes this rank's and returns all ranks'."""
-    ids, values = zeros(2 * (1 + most), np.int32), zeros(most * width, np.float32)
+    ids = zeros(2 * (1 + most), np.int32)
+    values = zeros(most * width, np.float32)
     return [(i.reshape(2, -1), v.reshape(-1, width)) for i, v in zip(ids, values, strict=True)]

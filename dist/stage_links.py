@@ -9,10 +9,10 @@ from math import prod
 
 import numpy as np
 
-from dist.waiting import nothing, wait_nearby
+from dist.waiting import wait_nearby
 from dist.world import World
 
-DOWN, UP, HEAD = 1, 2, 3  # tags: to the next stage, to the previous stage, between the first and the last
+DOWN, UP, HEAD = range(1, 4)  # tags: to the next stage, to the previous stage, between the first and the last
 RECEIVES_AHEAD = 2
 
 
@@ -20,34 +20,34 @@ class StageLinks:
     """Sends and receives between a rank and the same tp rank of its replica's other stages. Collective over the stages.
 
     shape: of the float32 rows that are sent. phase(name, bytes=, root=): a context manager around a call's work
-    (Tracer.interruption); root is the peer's rank in the job. parts: the stage's tensor-parallel group (dist/parts.py).
-    Rows are the same on all its ranks, so each sends its share, and the receivers join the shares. progress_others(),
-    also an attribute, is called while this rank waits.
+    (Tracer.interruption); root is the peer's rank in the job. shard_sums: the stage's (dist/shard_sums.py), if any:
+    all its ranks have the same rows, so each sends its share, and the receivers join the shares.
 
     A microbatch's rows go through buffers of this class, so the caller's are free at once. The head's tensors are sent
     and received in place.
     """
 
-    def __init__(self, stages_world: World, shape: tuple[int, ...], phase, parts=None, progress_others=nothing):
+    def __init__(self, stages_world: World, shape: tuple[int, ...], phase, shard_sums=None):
         self._comm = stages_world.comm
         self._phase = phase
-        self._parts = parts
-        self.progress_others = progress_others
+        self._shard_sums = shard_sums
         self.stage = stages_world.rank
         self.stages = stages_world.size
+        self._head_peer = self.stages - 1 - self.stage  # of the first stage the last, and the other way round
         self._job_ranks = self._comm.allgather(stages_world.job.rank)
-        self._share = slice(*(parts.share(prod(shape)) if parts else (0, prod(shape))))
+        self._share = slice(*(shard_sums.share(prod(shape)) if shard_sums else (0, prod(shape))))
         self._free = []
         self._sends = deque()  # (buffer, request), in their order
         self._head_sends = deque()  # requests
         self._head_receives = deque()
         self._head_bytes = 0
-        self._posted, self._left = {DOWN: deque(), UP: deque()}, {DOWN: 0, UP: 0}
+        self._posted = {DOWN: deque(), UP: deque()}  # (buffer, request)
+        self._left = {DOWN: 0, UP: 0}  # receives to post
 
     def begin(self, forwards: int, backwards: int) -> None:
         """Begin a step with so many microbatches each way, and post its first receives."""
-        self._left = {DOWN: forwards if self._has(self._source(DOWN)) else 0}
-        self._left[UP] = backwards if self._has(self._source(UP)) else 0
+        self._left[DOWN] = forwards if self.stage > 0 else 0
+        self._left[UP] = backwards if self.stage < self.stages - 1 else 0
         for direction in (DOWN, UP):
             for _ in range(RECEIVES_AHEAD):
                 self._post(direction)
@@ -62,8 +62,8 @@ class StageLinks:
         into.reshape(-1)[self._share] = buffer
         self._free.append(buffer)
         self._post(direction)
-        if self._parts:
-            self._parts.join(into)
+        if self._shard_sums:
+            self._shard_sums.join(into)
 
     def send(self, direction: int, rows: np.ndarray) -> None:
         """Start to send rows down or up the pipeline. The caller may overwrite them at once."""
@@ -74,24 +74,23 @@ class StageLinks:
             self._sends.append((buffer, self._comm.Isend(buffer, peer, direction)))
             self.progress()
 
-    # The head: the last stage uses the token embedding, which the first stage owns, and returns its gradient. It is one
+    # The head: the last stage uses the token embedding, which the first stage owns, and returns its gradient, in one
     # message: 76 MB over 4 Gbit/s took 175 ms where one end called MPI every 5 ms, and 6 s in 73 pieces (MPICH 5.0.2).
 
     def send_head(self, tensor: np.ndarray) -> None:
         """Begin to send the embedding or its gradient to the other end. It stays as it is until `finish`."""
-        peer = self._head_peer()
-        with self._phase("borrow", bytes=tensor.nbytes, root=self._job_ranks[peer]):
-            self._head_sends.append(self._comm.Isend(tensor.reshape(-1), peer, HEAD))
+        with self._phase("borrow", bytes=tensor.nbytes, root=self._job_ranks[self._head_peer]):
+            self._head_sends.append(self._comm.Isend(tensor.reshape(-1), self._head_peer, HEAD))
             self.progress()
 
     def receive_head(self, tensor: np.ndarray) -> None:
         """Begin to receive the embedding or its gradient from the other end."""
         self._head_bytes = tensor.nbytes
-        self._head_receives.append(self._comm.Irecv(tensor.reshape(-1), self._head_peer(), HEAD))
+        self._head_receives.append(self._comm.Irecv(tensor.reshape(-1), self._head_peer, HEAD))
 
     def wait_for_head(self) -> None:
         """Wait until receive_head's tensor has arrived."""
-        with self._phase("borrow", bytes=self._head_bytes, root=self._job_ranks[self._head_peer()]):
+        with self._phase("borrow", bytes=self._head_bytes, root=self._job_ranks[self._head_peer]):
             while self._head_receives:
                 self._wait(self._head_receives.popleft())
 
@@ -132,19 +131,5 @@ class StageLinks:
     def _source(self, direction):
         return self.stage - 1 if direction == DOWN else self.stage + 1
 
-    def _has(self, stage):
-        return 0 <= stage < self.stages
-
-    def _head_peer(self):
-        if self.stage not in (0, self.stages - 1):
-            raise ValueError(
-                f"stage {self.stage} of {self.stages} has no head: only the first and the last exchange it"
-            )
-        return self.stages - 1 - self.stage
-
     def _wait(self, request):
-        wait_nearby(request, self._progress_all)
-
-    def _progress_all(self):
-        self.progress()
-        self.progress_others()
+        wait_nearby(request, self.progress)

@@ -1,7 +1,4 @@
-"""Wait without keeping the core from others: test, and sleep between tests. Sum numbers while waiting in this way.
-
-In every MPI library a rank that blocks in a call keeps its core busy, even when other ranks need it.
-"""
+"""Wait for MPI without keeping the core busy: test, and sleep between tests. Sum numbers while waiting in this way."""
 
 import math
 import os
@@ -11,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 # Linux adds up to 50 us of timer slack to each sleep (prctl(2)): a shorter first pause would not end earlier.
-SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 3e-4
+SHORTEST_PAUSE_S = 20e-6
+LONGEST_PAUSE_S = 3e-4
 POLLING_S = 100e-6  # twice what the first pause and its slack take
 
 
@@ -54,7 +52,8 @@ def wait_nearby(request, progress: Callable[[], object] = nothing) -> None:
     """
     if request.Test():
         return
-    pauses, until = Pauses(), time.perf_counter() + POLLING_S
+    pauses = Pauses()
+    until = time.perf_counter() + POLLING_S
     while not request.Test():
         progress()
         if time.perf_counter() < until:
@@ -91,8 +90,10 @@ class EarlySum:
     """
 
     def __init__(self, comm, parts: int):
-        self._comm, self._parts = comm, parts
-        self._gathered, self._own = np.empty(comm.size), []
+        self._comm = comm
+        self._parts = parts
+        self._gathered = np.empty(comm.size)
+        self._own = []
 
     def add(self, part: float) -> None:
         self._own.append(part)

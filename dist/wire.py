@@ -15,7 +15,8 @@ from dist.ranges import cut_range
 OPERATIONS = ("mpi", "own")  # --op: what MPI's collectives add with
 WIRE_BYTES = {"float32": 4, "bfloat16": 2}  # of one element, by --wire
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-LANDING_BYTES, LEAST_AHEAD = 1 << 20, 4
+LANDING_BYTES = 1 << 20  # of the receives that are posted ahead
+LEAST_AHEAD = 4  # of these receives
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,7 @@ class WireFormat:
     """How all exchanges of a job send their vectors.
 
     wire: "float32" or "bfloat16". segment_bytes: the most that one message holds (dist/probe/links.py). error_feedback:
-    whether to keep what rounding takes away and add it to the next sum. operation: one of OPERATIONS, for strategies
-    that call MPI's collectives; MPI's own sum cannot add bfloat16.
+    whether to keep what rounding takes away and add it to the next sum. operation: of MPI's collectives (OPERATIONS).
     """
 
     wire: str = "float32"
@@ -40,20 +40,23 @@ class WireFormat:
     def item_bytes(self) -> int:
         return WIRE_BYTES[self.wire]
 
-    def new(self, size: int) -> "Wire":
-        """Return the Wire for vectors of `size` elements in host memory."""
+    def new(self, size: int) -> "PlainWire":
+        """Return the wire for vectors of `size` elements in host memory."""
         if not self.is_lossy:
             return PlainWire(self.segment_bytes)
         return BFloat16Wire(size, self.segment_bytes, self.error_feedback)
 
 
-class Wire:
-    """A wire. segment_bytes: most bytes sent at once (dist/probe/links.py). errors: what rounding took, or None."""
+class PlainWire:
+    """Sends the vector's own memory, and receives final values straight into it.
 
-    dtype = np.dtype(np.float32)
+    segment_bytes: the most that one message holds. dtype: the vector's. errors: what rounding took, or None.
+    """
+
     errors = None
 
-    def __init__(self, segment_bytes: int):
+    def __init__(self, segment_bytes: int, dtype=np.float32):
+        self.dtype = np.dtype(dtype)
         self.segment_length = max(1, segment_bytes // self.dtype.itemsize)
         self.receives_ahead = max(LEAST_AHEAD, LANDING_BYTES // segment_bytes)
 
@@ -61,14 +64,6 @@ class Wire:
         """Cut [start, stop) into nearly equal segments, one message each."""
         count = max(1, -(-(stop - start) // self.segment_length))
         return cut_range(start, stop, count)
-
-
-class PlainWire(Wire):
-    """Sends the vector's own memory, and receives final values straight into it. dtype: the vector's."""
-
-    def __init__(self, segment_bytes: int, dtype=np.float32):
-        self.dtype = np.dtype(dtype)
-        super().__init__(segment_bytes)
 
     def packed(self, flat, start, stop):
         """Return what to send for flat[start:stop], a partial sum; it stays untouched until the exchange ends."""
@@ -89,17 +84,15 @@ class PlainWire(Wire):
         """Write what arrived in the buffer of `gathered` into flat."""
 
 
-class BFloat16Wire(Wire):
+class BFloat16Wire(PlainWire):
     """bfloat16 on the wire, sums in float32: half the bytes (Kalamkar et al. 2019), rounded to nearest, ties to even.
 
     size: elements of the vector. error_feedback: the rank that rounds keeps what rounding takes away, and adds it to
     the same element in the next exchange (Seide et al. 2014, Karimireddy et al. 2019).
     """
 
-    dtype = np.dtype(np.uint16)  # MPI has no bfloat16: the bits travel as whole numbers
-
     def __init__(self, size: int, segment_bytes: int, error_feedback: bool = False):
-        super().__init__(segment_bytes)
+        super().__init__(segment_bytes, np.uint16)  # MPI has no bfloat16: the bits travel as whole numbers
         self.half = np.zeros(size, np.uint16)
         self.errors = np.zeros(size, np.float32) if error_feedback else None
         self._values = np.zeros(0, np.float32)

@@ -25,11 +25,12 @@ ABORTING_S = 3.0  # MPI_Abort may hang; a rank that exits ends the job too
 
 @dataclass(frozen=True)
 class World:
-    """One rank's place in the job, or in a group of its ranks. Nodes are numbered from 0, in the order of their first
-    ranks, the leaders.
+    """One rank's place in the job, or in a group of its ranks.
 
-    whole: the job's world if this is a group's, else None. Ranks, sizes and nodes are the group's, but printing and
-    ending concern the whole job: other groups would wait for ever for one that ended alone.
+    Nodes are numbered from 0, in the order of their first ranks, the leaders. whole: the job's world if this is a
+    group's, else None. Ranks, sizes and nodes are the group's, but printing and ending concern the whole job: other
+    groups would wait for ever for one that ended alone. Communicators that the job makes from these are never freed: it
+    makes a few dozen, an MPI has some two thousand per process, and MPI_Finalize frees them.
     """
 
     comm: "MPI.Intracomm"
@@ -106,8 +107,7 @@ def install_abort_hook(comm, mistakes: tuple[type[Exception], ...] = ()) -> None
     """Make an uncaught exception print rank, host and traceback and call MPI_Abort, under any launcher.
 
     Without this, the rank would wait in MPI_Finalize for the others, which wait for it in a collective. User mistakes,
-    exceptions of a type in `mistakes`, print their text only, and so does Ctrl-C. If several ranks find the same one,
-    such as a bad file that all read, the lowest prints it.
+    exceptions of a type in `mistakes`, print their text only, and so does Ctrl-C.
     """
 
     def abort(kind, error, trace):
@@ -200,10 +200,9 @@ def world_of(comm, local_comm, whole: World | None = None) -> World:
 
 
 def lost_ranks(size: int, expect_ranks: int | None, environment) -> str | None:
-    """Return what is wrong if the world of `size` has fewer ranks than were started, or None.
+    """Return what is wrong if the world of `size` has fewer ranks than the launcher's environment says, or None.
 
-    srun without the right --mpi, or the mpirun of another MPI, starts N worlds of size 1 without an error: N separate
-    trainings. Launchers leave the number of ranks that they started in the environment.
+    srun without the right --mpi, or the mpirun of another MPI, starts N worlds of size 1 without an error.
     """
     if expect_ranks is not None and size != expect_ranks:
         return f"{size} ranks, expected {expect_ranks} (--expect-ranks): check the launch line, mpirun -n or srun -n"
@@ -224,12 +223,12 @@ def lost_ranks(size: int, expect_ranks: int | None, environment) -> str | None:
 def threads_per_rank(world: World) -> int:
     """Return how many threads each rank may run, so that a node's ranks share its cores. Collective.
 
-    A core that several local ranks may use counts as a share for each: bound ranks get the cores bound to them, others
-    the node's cores divided by its ranks. The ranks in a control group share the core time that it allows.
+    Local ranks share the cores that they all may use, and the core time that their control group allows.
     OMP_NUM_THREADS and SLURM_CPUS_PER_TASK, if set, limit the number. All ranks get the least of any rank: the others
     would only wait for it, and its node would look slow.
     """
-    own, quotas = os.sched_getaffinity(0), cpu_quotas()
+    own = os.sched_getaffinity(0)
+    quotas = cpu_quotas()
     everyone = world.local_comm.allgather((own, list(quotas)))
     sharers = Counter(core for cores, _ in everyone for core in cores)
     members = Counter(group for _, groups in everyone for group in groups)

@@ -60,7 +60,7 @@ class SparseEmbedding(TiedEmbedding):
     """A tied embedding whose two uses are exchanged separately: few rows are embedded, but the classifier uses all.
 
     lookup (dist/sparse_gradient.py) has the rows that a step embeds. `lookup.values` (rows, C) holds their parameters
-    in forward, from await_parameters() on, and the sparse embedding gradient in backward, from the first
+    in forward, once before_use has returned, and the sparse embedding gradient in backward, from the first
     begin_gradients() on. gradients.wte holds the classifier's term alone. `lookup.numbers(tokens)` is the row of each
     token. Hooks get the layout's split ranges. The classifier's range comes in blocks, so that a block's exchange
     overlaps with the products of other blocks. Without `lookup.has_parameters`, forward runs as in the
@@ -75,7 +75,6 @@ class SparseEmbedding(TiedEmbedding):
         if not self.lookup.has_parameters:
             super().embed(out, tokens)
             return
-        self.lookup.await_parameters()
         self.before_use(*self.layout.split_ranges[0])
         rows = self.lookup.numbers(tokens)
         self.kernels.embedding_forward(out.reshape(*tokens.shape, -1), rows, self.lookup.values, self.parameters.wpe)

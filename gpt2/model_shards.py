@@ -40,7 +40,7 @@ class ModelShard:
 
 
 class OneShard:
-    """The tensor-parallel group of a rank that holds whole tensors. dist/parts.py has groups of several ranks."""
+    """The tensor-parallel group of a rank that holds whole tensors. dist/shard_sums.py has groups of several ranks."""
 
     def room(self, shape: tuple[int, ...]):
         """Return memory in which partial sums need no copy, or None."""

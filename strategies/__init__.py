@@ -6,8 +6,7 @@ ring.py, tree.py and sliced.py, then hierarchical.py and hierarchical_sharded.py
 zero_3.py.
 
 Each strategy is one file here and one line below. It declares its messages, its memory and where it runs in its traits
-(traits.py), so no other file names it. Your own strategy need not be here: give its file to --strategy
-(docs/own-strategy.md).
+(traits.py), so no other file names it. Your own strategy need not be here (docs/own-strategy.md).
 """
 
 import importlib.util
@@ -90,7 +89,7 @@ def names(kinds=None) -> str:
     return ", ".join(kind.name for kind in (STRATEGIES.values() if kinds is None else kinds))
 
 
-@cache  # a file's class is made once, even if it is asked for again
+@cache  # a file's class is made once
 def _in_file(path: Path) -> type[Strategy]:
     """Return the one subclass of Strategy that a file defines. Without a `name` it gets the file's."""
     if not path.is_file():

@@ -44,7 +44,7 @@ def check_exchange(kind: type[Strategy], wire: str, error_feedback: bool, overla
             f"{others}"
         )
     if overlap and not traits.overlaps and not overlaps_over_nccl(kind):
-        over_nccl = names(other for other in STRATEGIES.values() if overlaps_over_nccl(other))
+        over_nccl = names(filter(overlaps_over_nccl, STRATEGIES.values()))
         raise UserError(
             f"--overlap with --strategy {kind.name}, whose messages are MPI's: use {overlapping()}, or over NCCL "
             f"{over_nccl}"

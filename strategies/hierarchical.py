@@ -5,8 +5,8 @@
 
 A node's port carries 2 (M-1)/M D each way, the bound. Each bucket is cut into rails, as many as the smallest node has
 ranks. Local rank l of every node runs the ring of rail l, and leaves its sums in `node_sum`, the leader's gradients. A
-rank holds the optimizer state of its part (2 D / ranks of the node). A node holds the parameters once, in shared
-memory. After half of the ring each sum is complete on one rank: the norm is summed while the other half travels.
+node holds the parameters once, in shared memory, and a rank the optimizer state of its part (2 D / ranks of the node).
+After half of the ring each sum is complete on one rank: the norm is summed while the other half travels.
 
 With a split embedding, the node that owns a chunk of the head's sum adds the sparse rows in it, after the ring.
 
@@ -48,7 +48,6 @@ class Hierarchical(Bucketed):
         super().__init__(job)
         world = job.world
         self.node = job.buffers
-        self.local_ranks = range(world.local_size)
         self.rails = range(self.comm.allreduce(world.local_size, MPI.MIN))
         self.rail = world.local_rank if world.local_rank in self.rails else None
         self.node_sum, *addends = self.node.local_gradients
@@ -58,30 +57,28 @@ class Hierarchical(Bucketed):
         self.sparse_exchange = None
         if job.sparse:
             self.sparse_exchange = SparseExchange(rail_comm, job.sparse, self._cut_head(rail_comm.size))
-        self.arrivals = 0
         self._new_optimizers(job)
 
     def _new_optimizers(self, job):
-        size = len(self.parameters)
-        self.own = slice(*cut(size, len(self.local_ranks))[job.world.local_rank])
-        early = sum(not self.is_head(start) for start, _ in self.buckets)
-        self.squares = EarlySum(self.comm, 0 if self.rail is None else early + bool(self.sparse))
+        self.own = slice(*cut(len(self.parameters), job.world.local_size)[job.world.local_rank])
         self.optimizer = job.new_optimizer(self.own.start, self.own.stop)
+        others = sum(not self.is_head(start) for start, _ in self.buckets)
+        self.squares = EarlySum(self.comm, 0 if self.rail is None else others + bool(self.sparse))
 
     def start_bucket(self, start, stop):
-        self._arrive()
+        arrivals = self.node.arrive()
         if self.rail is not None:
             exchange = self._rail_exchange(*self._of_rail(start, stop))
-            self.exchange.engine.start(self._when_all_arrive(exchange, self.arrivals))
+            self.exchange.engine.start(self._when_all_arrive(exchange, arrivals))
 
     def start_sparse(self):
-        self._arrive()
+        arrivals = self.node.arrive()
         if self.rail is not None:
-            self.exchange.engine.start(self._when_all_arrive(self._sparse_rail_exchange(), self.arrivals))
+            self.exchange.engine.start(self._when_all_arrive(self._sparse_rail_exchange(), arrivals))
 
     def _when_all_arrive(self, exchange, arrivals):
         """Wait for the gradients of all ranks of the node, which a rail's exchange reads."""
-        yield self.node.arrived(self.local_ranks, arrivals)
+        yield self.node.arrived(self.node.local_ranks, arrivals)
         yield from exchange
 
     def _of_rail(self, start, stop):
@@ -104,29 +101,17 @@ class Hierarchical(Bucketed):
         if not self.is_head(start):
             self.squares.add(self.sum_of_squares(self.node_sum[start:stop]))
 
-    def _add_squares_of_head(self):
-        """Add the head's squares, now that the sparse rows are in its sums."""
-        if self.sparse and self.rail is not None:
-            self.squares.add(sum(self.sum_of_squares(self.node_sum[slice(*part)]) for part in self.sparse_exchange.own))
-
     def update(self, lr):
         with self.tracer.phase("allreduce", bytes=self.bytes_summed):
             self.finish_buckets()
-            self._add_squares_of_head()
+            if self.sparse and self.rail is not None:  # the sparse rows are in the head's sums now
+                own = self.sparse_exchange.own
+                self.squares.add(sum(self.sum_of_squares(self.node_sum[slice(*part)]) for part in own))
             squares = self.squares.result()
-            self._meet_the_node()
+            wait(self.node.meet())
         with self.tracer.phase("update"):
             norm, scale = self.clip(squares)
             self.optimizer.update(self.parameters[self.own], self.node_sum[self.own], lr, scale)
         with self.tracer.phase("wait"):
-            self._meet_the_node()
+            wait(self.node.meet())
         return norm
-
-    def _arrive(self):
-        self.node.arrive()
-        self.arrivals += 1
-
-    def _meet_the_node(self):
-        """Wait for all ranks of the node, and see what they wrote."""
-        self._arrive()
-        wait(self.node.arrived(self.local_ranks, self.arrivals))

@@ -1,22 +1,18 @@
 """hierarchical-sharded: the ring's reduce-scatter, AdamW on the node's shard, the ring's all-gather.
 
     each bucket: for each rail a ring reduce-scatter between nodes;  AdamW on the node's shard, each rank on its part
-    each bucket: for each rail a ring all-gather of the parameters
+    each bucket: for each rail a ring all-gather of the parameters (dist/node_memory.py)
 
 A node's port carries 2 (M-1)/M D each way. Without --overlap a rank holds 2 D / N of optimizer state if nodes have
 equally many ranks (ZeRO-1). With rounding on the wire each rank also keeps float32 masters of its part.
 
 --overlap: the all-gathers go on during the next forward, which waits for a range before it uses it. They are half of
-the exchange, but forward is a third of the compute. So ALL_REDUCED of the vector is all-reduced during backward,
-updated by every node as in hierarchical, and not gathered: two thirds of the exchange come before the update, one third
-after it. That part p costs memory: of the optimizer state a rank holds 2 D (p / ranks of its node + (1-p) / N).
+the exchange, but forward is a third of the compute. So ALL_REDUCED of the vector is all-reduced during backward and
+updated by every node, as in hierarchical: two thirds of the exchange come before the update, one third after it. For
+that part p of the vector, a rank holds more optimizer state: 2 D (p / ranks of its node + (1-p) / N).
 
-A split embedding is gathered last, beside all of forward. The rows that the next step uses are fetched first, from the
-nodes that have updated them. The head's exchange has all of backward, too. So none of it is all-reduced, and more of
-the other buckets is.
-
-Protocol: after an update each local rank arrives, then again as each gather ends, in the order of the gathers. So
-`at_update + k` arrivals mean that k gathers have ended. Forward awaits all (before_use) before backward arrives again.
+With a split embedding, the rows that the next step uses are gathered first, and the head last, beside all of forward.
+The head's exchange has all of backward, too. So none of it is all-reduced, and more of the other buckets is.
 
 On GPUs the form is Sharded over dist/gpu/node_exchange.py, for the reason that hierarchical.py gives.
 """
@@ -29,8 +25,9 @@ from dist.cost.overlap import of_buckets
 from dist.cost.sparse_rows import node_rows_to_owners
 from dist.gpu.node_exchange import NodeExchange
 from dist.host.host_ring import own_chunk
+from dist.node_memory import NodeGathers
 from dist.ranges import cut_range
-from dist.waiting import Condition, sum_everywhere
+from dist.waiting import sum_everywhere, wait
 from strategies.base import Updated
 from strategies.hierarchical import Hierarchical
 from strategies.sharded import Sharded
@@ -51,25 +48,20 @@ class HierarchicalSharded(Hierarchical):
     )
 
     def _new_optimizers(self, job):
+        world = job.world
         self.all_reduced = all_reduced_share(self.head_stop / len(self.parameters)) if self.overlapping else 0
-        self.gathered = self.buckets[::-1]  # in the order in which forward uses them
+        gather_count = len(self.buckets) + bool(self.sparse)  # the sparse rows of the next step come first
+        self.gathers = NodeGathers(self.node, self.exchange.engine, self.rails, gather_count)
         parts = [part for bucket in self.buckets for part in cut_range(*bucket, len(self.rails))]
-        sharded = [(self._middle(*part), part[1]) for part in parts]
+        sharded = [_own_shard(world, self._middle(*part), part[1]) for part in parts]
         replicated = [(part[0], self._middle(*part)) for part in parts if self.overlapping]
-        self.squares_own = [slice(*_own_shard(job.world, *part)) for part in sharded + replicated]
-        if self.exchange.is_lossy:
-            self._meet_the_node()  # the leader has filled the parameters, of which masters are copied
-        self.sharded = [self._own_part(job, *_own_shard(job.world, *part)) for part in sharded]
-        self.replicated = [self._own_part(job, *_share_in_node(job.world, *part), False) for part in replicated]
-        self.gather_count = len(self.gathered) + bool(self.sparse)  # the sparse rows of the next step come first
-        self.at_update = -self.gather_count  # arrivals at the last update; all gathers of an earlier one have ended
-        self.awaited = 0  # arrivals that this rank has waited for
-        if self.sparse:
-            self.sparse.await_parameters = lambda: self._await(1)
+        self.squares_own = [slice(*shard) for shard in sharded + [_own_shard(world, *part) for part in replicated]]
+        wait(self.node.meet())  # the leader has filled the parameters, of which masters are copied
+        self.sharded = [self._updated(job, *shard, has_masters=self.exchange.is_lossy) for shard in sharded]
+        self.replicated = [self._updated(job, *_share_in_node(world, *part)) for part in replicated]
 
-    def _own_part(self, job, start, stop, is_gathered=True):
+    def _updated(self, job, start, stop, has_masters=False):
         own = self.parameters[start:stop]
-        has_masters = is_gathered and self.exchange.is_lossy
         return Updated(start, own.copy() if has_masters else own, job.new_optimizer(start, stop))
 
     def _middle(self, start, stop):
@@ -92,13 +84,13 @@ class HierarchicalSharded(Hierarchical):
     def resumed(self):
         if self.exchange.is_lossy:
             self._use_masters()
-            self._start_gathering()
-            self._await_arrivals(self.gather_count)
+            self._start_gathers()
+            self.gathers.wait(self.gathers.count)
 
     def update(self, lr):
         with self.tracer.phase("reduce_scatter", bytes=self.bytes_summed):
             self.finish_buckets()
-            self._meet_the_node()
+            wait(self.node.meet())
         with self.tracer.phase("allreduce", bytes=8):
             squares = sum(self.sum_of_squares(self.node_sum[part]) for part in self.squares_own)
             (squares,) = sum_everywhere(self.comm, squares)
@@ -109,9 +101,9 @@ class HierarchicalSharded(Hierarchical):
             self._use_masters()
         sparse_bytes = self.sparse.next_nbytes if self.sparse else 0
         with self.tracer.phase("allgather", bytes=self.parameters.nbytes + sparse_bytes):
-            self._start_gathering()
+            self._start_gathers()  # all ranks of the node have met since backward: nobody uses the old parameters
             if not self.overlapping:
-                self._await_arrivals(self.gather_count)
+                self.gathers.wait(self.gathers.count)
         return norm
 
     def _use_masters(self):
@@ -121,45 +113,26 @@ class HierarchicalSharded(Hierarchical):
             if self.is_head(one.start):
                 self.exchange.round_to_wire(self.parameters, one.range.start, one.range.stop)
 
-    def _start_gathering(self):
-        """Start all gathers. All ranks of the node have met since backward, so nobody uses the old parameters."""
-        self._arrive()
-        self.at_update = self.arrivals
+    def _start_gathers(self):
+        """Start all gathers, in the order in which the next step uses what they bring."""
+        gathers = []
         if self.sparse:
             self.sparse.fetched = True
-        for index in range(self.gather_count):
-            if self.rail is None:
-                self._arrive()
-            else:
-                self.exchange.engine.start(self._then_arrive(self._rail_gathering(index), self.at_update + index))
-
-    def _rail_gathering(self, index):
-        if self.sparse and index == 0:
-            return self.sparse_exchange.fetch(self.parameters, self.sparse.next_rows())
-        start, stop = self._of_rail(*self.gathered[index - bool(self.sparse)])
-        return self.exchange.all_gather(self.parameters, self._middle(start, stop), stop)
-
-    def _then_arrive(self, gathering, turn):
-        """Gather a rail's part, and arrive after `turn` arrivals: they keep the order of the gathers."""
-        yield self.node.arrived(self.local_ranks, self.at_update)
-        yield from gathering
-        yield Condition(lambda: self.arrivals == turn)  # several are under way and may end in any order
-        self._arrive()
+        if self.sparse and self.rail is not None:
+            gathers.append(self.sparse_exchange.fetch(self.parameters, self.sparse.next_rows()))
+        for bucket in reversed(self.buckets) if self.rail is not None else []:
+            start, stop = self._of_rail(*bucket)
+            gathers.append(self.exchange.all_gather(self.parameters, self._middle(start, stop), stop))
+        self.gathers.start(gathers)
 
     def before_use(self, start, stop):
-        needed = [count for count, bucket in enumerate(self.gathered, 1) if bucket[0] < stop and start < bucket[1]]
-        self._await(max(needed, default=0) + bool(self.sparse))
-
-    def _await(self, count):
-        """Wait until the first `count` gathers have ended, and move on the others."""
+        """Wait for the sparse rows, and for the buckets that hold parts of [start, stop)."""
         self.progress()
-        if self.at_update + count > self.awaited:
+        needed = [count for count, (low, high) in enumerate(reversed(self.buckets), 1) if low < stop and start < high]
+        count = max(needed, default=0) + bool(self.sparse)
+        if not self.gathers.are_awaited(count):
             with self.tracer.interruption("allgather"):  # `update` counted its bytes
-                self._await_arrivals(count)
-
-    def _await_arrivals(self, count):
-        self.awaited = self.at_update + count
-        self.exchange.engine.wait(self.node.arrived(self.rails, self.awaited))
+                self.gathers.wait(count)
 
 
 def all_reduced_share(head: float) -> Fraction:

@@ -22,14 +22,14 @@ from strategies.sharded import ShardedUpdate
 from strategies.traits import OnGpus, Traits
 
 
-def ranges_exchanged(ranges: int, micro_steps: int) -> list[tuple[str, int]]:
+def ranges_exchanged(ranges: int, microbatches: int) -> list[tuple[str, int]]:
     """Return ("reduce-scatter" or "all-gather", index of the range) of one step, in order.
 
     ranges: how many, in the order of the flat buffer; 0 for many small ones, for which range 0 stands.
     """
     ranges = max(ranges, 1)
     backward = [("reduce-scatter", index) for index in reversed(range(ranges))]
-    return backward * micro_steps + [("all-gather", index) for index in range(ranges)]
+    return backward * microbatches + [("all-gather", index) for index in range(ranges)]
 
 
 class Zero2(ShardedUpdate):

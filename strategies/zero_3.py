@@ -17,16 +17,16 @@ from dist.sharded import LAYER_SLOTS, ShardedParameters
 from strategies.zero_2 import Zero2
 
 
-def ranges_exchanged(ranges: int, micro_steps: int) -> list[tuple[str, int]]:
+def ranges_exchanged(ranges: int, microbatches: int) -> list[tuple[str, int]]:
     """Return zero_2's steps, with an all-gather before each use of parameters that no slot still holds.
 
     The first range and the last have slots of their own and are gathered once a step.
     """
     if not ranges:
-        return [("all-gather", 0), ("all-gather", 0), ("reduce-scatter", 0)] * micro_steps
+        return [("all-gather", 0), ("all-gather", 0), ("reduce-scatter", 0)] * microbatches
     steps = []
     slots = {}
-    for _ in range(micro_steps):
+    for _ in range(microbatches):
         for uses, reduces in ((range(ranges), False), (reversed(range(ranges)), True)):
             for index in uses:
                 slot = index if index in (0, ranges - 1) else ("layer", index % LAYER_SLOTS)

@@ -20,7 +20,8 @@ class DeviceCollectives:
     """Reduce-scatters and all-gathers of ranges. owners: only so many ranks, from rank 0 on, own a part; None: all."""
 
     def __init__(self, comm: DeviceComm, ranges, wire_format=None, owners: int | None = None):
-        self._comm, self._owners = comm, owners or comm.size
+        self._comm = comm
+        self._owners = owners or comm.size
         most = -(-longest(ranges) // self._owners) if comm.size > 1 else 0
         self._landing = device_zeros(comm.device, most)
 
@@ -31,7 +32,8 @@ class DeviceCollectives:
     def reduce_scatter(self, flat) -> None:
         if self._comm.size > 1:
             start, stop = self.own_part(0, len(flat))
-            landing, counts = self._landing[: stop - start], self._counts(flat)
+            landing = self._landing[: stop - start]
+            counts = self._counts(flat)
             if len(set(counts)) == 1:
                 self._comm.Reduce_scatter_block(flat, landing)
             else:

@@ -16,9 +16,12 @@ class DeviceComm:
     item_bytes = 4  # of one element on the wire
 
     def __init__(self, comm, device, stream, local_comm=None):
-        self._comm, self._local_comm = comm, local_comm
-        self.device, self.stream = device, stream
-        self.rank, self.size = comm.rank, comm.size
+        self._comm = comm
+        self._local_comm = local_comm
+        self.device = device
+        self.stream = stream
+        self.rank = comm.rank
+        self.size = comm.size
 
     def allreduce(self, number, op=None):
         """Reduce a Python number, by MPI."""

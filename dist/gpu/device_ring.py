@@ -1,8 +1,8 @@
 """The ring of dist/host/host_ring.py between GPUs: messages and additions queued on one stream.
 
 In each step a rank sends a whole chunk to the next rank, receives one from the rank before, and then adds it. To add
-during the transfer would need a second stream and gain nothing: a GPU adds ten to a hundred times faster than a network
-transfers, and within a node NCCL's own calls are the right choice.
+during the transfer would need a second stream and gain little: a GPU adds ten to a hundred times faster than a network
+transfers.
 """
 
 from dist.gpu.buffers import device_zeros
@@ -49,9 +49,11 @@ class DeviceRing:
 
     def _steps(self, length: int, first: int):
         """Return (slice sent, slice received) of each step; the first step sends the chunk of rank `first`."""
-        chunks, size = [slice(*chunk) for chunk in cut(length, self._comm.size)], self._comm.size
+        size = self._comm.size
+        chunks = [slice(*chunk) for chunk in cut(length, size)]
         return [(chunks[(first - step) % size], chunks[(first - step - 1) % size]) for step in range(size - 1)]
 
     def _pass_on(self, send, receive) -> None:
-        after, before = (self._comm.rank + 1) % self._comm.size, (self._comm.rank - 1) % self._comm.size
+        after = (self._comm.rank + 1) % self._comm.size
+        before = (self._comm.rank - 1) % self._comm.size
         self._comm.send_and_receive([(send, after)], [(receive, before)])

@@ -4,8 +4,6 @@ Each tree of double_tree sums half of a range up and sends it down again, in pie
 each rank sends and receives its pieces of both trees, up and down, as one group of messages, and then adds what came
 up. The depth of an edge decides in which stage a piece crosses it. Both its ranks use the same stage, so no rank waits
 for a later stage of another, and there is no circle.
-
-To add during a transfer would need a second stream, and a GPU adds far faster than a network transfers.
 """
 
 from typing import NamedTuple
@@ -64,7 +62,9 @@ class DeviceTree:
         A piece leaves the deepest ranks first, and the root one stage after it arrived there. Two ranks may exchange
         two messages, one per tree: both go through the trees in the same order, in which messages match.
         """
-        sends, receives, sums = [], [], []
+        sends = []
+        receives = []
+        sums = []
         for (parent, children, depth), pieces in zip(self._places, halves, strict=True):
             if parent is not None and (part := pieces.get(turn + depth)):
                 sends.append((self._wire.packed(flat, part, errors), parent))

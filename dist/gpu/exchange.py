@@ -14,7 +14,8 @@ class StreamExchange:
     """
 
     def __init__(self, kind, comm, ranges, wire_format: WireFormat = FLOAT32, one_at_a_time: bool = False):
-        self._exchange, self.is_lossy = kind(comm, ranges, wire_format), wire_format.is_lossy
+        self._exchange = kind(comm, ranges, wire_format)
+        self.is_lossy = wire_format.is_lossy
         self.engine = StreamEngine(comm.device, comm.stream)
         size = max(stop for _, stop in ranges)
         self.errors = device_zeros(comm.device, size) if wire_format.error_feedback else None
@@ -53,7 +54,8 @@ class StreamEngine:
     """
 
     def __init__(self, device, stream):
-        self._computes, self._stream = device.stream, stream
+        self._computes = device.stream
+        self._stream = stream
         self._new_event = lambda: device.cupy.cuda.Event(disable_timing=True)
 
     def start(self, exchange):

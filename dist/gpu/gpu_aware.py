@@ -1,8 +1,7 @@
 """GPU-aware MPI: detect an MPI library that takes arrays on the GPU like arrays in host memory, and call it.
 
 Another library may read the address as host memory and die. So nothing is tried before the library has said that it
-can; then a small sum is checked. mpi4py takes CuPy's arrays by their CUDA array interface, and does not wait for work
-that is queued on a stream.
+can; then a small sum is checked.
 """
 
 import ctypes

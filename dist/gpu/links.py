@@ -13,44 +13,44 @@ class LinksThroughHost:
     """Has the methods of StageLinks, for arrays of float32 or bfloat16; messages are float32. Collective.
 
     The host waits for the copy down before it sends. Compute that is queued next waits for the copy up of received
-    rows. parts: the stage's tensor-parallel group, if any: each rank sends its share, and the GPUs join the shares.
+    rows. shard_sums: the stage's, if any: each rank sends its share, and the GPUs join the shares.
     """
 
-    def __init__(self, stages_world: World, shape: tuple[int, ...], phase, staging: HostStaging, parts=None):
-        self._share, self._parts, self._staging, self._phase = slice(0, prod(shape)), parts, staging, phase
-        if parts is not None:
-            self._share = slice(*parts.share(prod(shape)))
+    def __init__(self, stages_world: World, shape: tuple[int, ...], phase, staging: HostStaging, shard_sums=None):
+        self._shard_sums = shard_sums
+        self._staging = staging
+        self._phase = phase
+        self._share = slice(*(shard_sums.share(prod(shape)) if shard_sums else (0, prod(shape))))
         count = self._share.stop - self._share.start
         self._links = StageLinks(stages_world, (count,), phase)
-        self.begin, self.finish, self.progress = self._links.begin, self._links.finish, self._links.progress
-        self._sent, self._received = (self._pinned(count) for _ in range(2))
+        self.begin = self._links.begin
+        self.finish = self._links.finish
+        self.progress = self._links.progress
+        self._sent = self._pinned(count)
+        self._received = self._pinned(count)
         self._sent_head = None  # made when the head first travels, as _received_head is
         self._received_head = None
         self._head = None  # its destination on the GPU
         self._brought = staging.computed()
 
     def receive(self, direction: int, into) -> None:
-        """Receive the next rows from up or down the pipeline into `into`, C-contiguous."""
         wait(self._brought)
         self._links.receive(direction, self._received)
         self._bring_up(self._received, into.reshape(-1)[self._share])
-        if self._parts is not None:
-            self._parts.join(into)
+        if self._shard_sums:
+            self._shard_sums.join(into)
 
     def send(self, direction: int, rows) -> None:
-        """Start to send rows down or up the pipeline. The caller may overwrite them at once."""
         self._bring_down(rows.reshape(-1)[self._share], self._sent)
         self._links.send(direction, self._sent)
 
     def send_head(self, tensor) -> None:
-        """Begin to send the embedding or its gradient to the other end."""
         if self._sent_head is None:
             self._sent_head = self._pinned(tensor.size)
         self._bring_down(tensor.reshape(-1), self._sent_head)
         self._links.send_head(self._sent_head)
 
     def receive_head(self, tensor) -> None:
-        """Begin to receive the embedding or its gradient from the other end."""
         if self._received_head is None:
             self._received_head = self._pinned(tensor.size)
         wait(self._brought)
@@ -58,7 +58,6 @@ class LinksThroughHost:
         self._links.receive_head(self._received_head)
 
     def wait_for_head(self) -> None:
-        """Wait until receive_head's tensor has arrived, and copy it up."""
         self._links.wait_for_head()
         self._bring_up(self._received_head, self._head)
 

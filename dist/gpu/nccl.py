@@ -1,9 +1,8 @@
 """NCCL under the names of mpi4py: the calls that strategies make, for float32 arrays on the GPU.
 
-NCCL knows its ranks by an id that one of them makes; MPI broadcasts it. All calls are queued on one stream: a call
-sends the results of earlier work, later work sees what the call received, and the host waits for neither. NCCL hangs if
-ranks make their calls in different orders. A rank's communicators, of all ranks and those split from it, share one
-stream, so there is one order: that of the strategy's calls.
+All calls are queued on one stream: a call sends the results of earlier work, later work sees what the call received,
+and the host waits for neither. NCCL hangs if ranks make their calls in different orders. A rank's communicators, of all
+ranks and those split from it, share one stream, so there is one order: that of the strategy's calls.
 """
 
 import warnings

@@ -27,8 +27,8 @@ class NodeExchange:
         self._between = None if between is None else DeviceRing(between, parts, wire_format)
 
     def own_part(self, start: int, stop: int) -> tuple[int, int]:
-        lane_part = self._in_node.own_part(start, stop)
-        return lane_part if self._between is None else self._between.own_part(*lane_part)
+        of_rail = self._in_node.own_part(start, stop)
+        return of_rail if self._between is None else self._between.own_part(*of_rail)
 
     def allreduce(self, flat, errors=None) -> None:
         self.reduce_scatter(flat, errors)
@@ -37,13 +37,13 @@ class NodeExchange:
     def reduce_scatter(self, flat, errors=None) -> None:
         self._in_node.reduce_scatter(flat)
         if self._between is not None:
-            self._between.reduce_scatter(*self._lane_parts(flat, errors))
+            self._between.reduce_scatter(*self._of_rail(flat, errors))
 
     def all_gather(self, flat, errors=None) -> None:
         if self._between is not None:
-            self._between.all_gather(*self._lane_parts(flat, errors))
+            self._between.all_gather(*self._of_rail(flat, errors))
         self._in_node.all_gather(flat)
 
-    def _lane_parts(self, flat, errors):
+    def _of_rail(self, flat, errors):
         part = slice(*self._in_node.own_part(0, len(flat)))
         return flat[part], None if errors is None else errors[part]

@@ -1,8 +1,7 @@
 """Host staging: copies between float32 vectors in host memory and a GPU's arrays, beside the compute.
 
-Exchange buffers, including windows that ranks share, are pinned in place (registered with the driver), so a copy is one
-transfer and the host copies nothing. If the driver refuses, CUDA goes through its own pinned memory: the numbers are
-the same, but the host waits for each copy.
+Exchange buffers, including windows that ranks share, are pinned in place (registered with the driver). If the driver
+refuses, CUDA goes through its own pinned memory: the numbers are the same, but the host waits for each copy.
 """
 
 import numpy as np
@@ -17,7 +16,8 @@ class Copied:
     """The end of a copy. Wait for it as for an MPI request (`Test()`); streams wait for `event`."""
 
     def __init__(self, runtime, event):
-        self._runtime, self.event = runtime, event
+        self._runtime = runtime
+        self.event = event
 
     def Test(self) -> bool:
         status = self._runtime.eventQuery(self.event.ptr)
@@ -35,8 +35,10 @@ class HostStaging:
 
     def __init__(self, device):
         cuda = device.cupy.cuda
-        self.device, self._runtime = device, cuda.runtime
-        self._out, self._into = (cuda.Stream(non_blocking=True) for _ in range(2))
+        self.device = device
+        self._runtime = cuda.runtime
+        self._out = cuda.Stream(non_blocking=True)
+        self._into = cuda.Stream(non_blocking=True)
         self._out_stage, self._into_stage, *self.landings = (device.empty((CHUNK,), np.float32) for _ in range(4))
         self._pinned = []
 
@@ -59,13 +61,12 @@ class HostStaging:
         target.data.copy_from_host_async(host.ctypes.data, target.nbytes, self._into)
         return self._mark(self._into)
 
-    def through(self, host, store, after: Copied | None = None) -> Copied:
+    def through(self, host, store, after: Copied) -> Copied:
         """Start to copy `host` (n,) float32 to the GPU in chunks, no sooner than `after`.
 
         store(low, values) uses each chunk, which begins at element `low`; it queues its work on CuPy's current stream.
         """
-        if after is not None:
-            self._into.wait_event(after.event)
+        self._into.wait_event(after.event)
         for low, high in chunks(len(host)):
             values = self._into_stage[: high - low]
             values.data.copy_from_host_async(host[low:high].ctypes.data, values.nbytes, self._into)

@@ -46,7 +46,8 @@ class DeviceBFloat16Wire:
         self._values = device_zeros(device, longest)
 
     def packed(self, flat, part: slice, errors=None):
-        values, half = flat[part], self._half[part]
+        values = flat[part]
+        half = self._half[part]
         if errors is None:
             half[:] = values
         else:

@@ -9,11 +9,10 @@
                            through a node's port; several ranks a node
 
 D: bytes of the array, N: ranks, M: nodes. Each sum is made once and then passed on: the same bits on every rank.
-The ring is host_ring.py, the trees host_tree.py. For strategies exchange.py has ranges, overlap with compute, bfloat16.
+For strategies exchange.py has ranges, overlap with compute, bfloat16.
 """
 
 import itertools
-from functools import partial
 
 import numpy as np
 
@@ -37,11 +36,9 @@ class AllReduce:
 
     def __init__(self, world: World, segment_bytes: int = MOST_SEGMENT_BYTES):
         self._wires = {dtype: PlainWire(segment_bytes, dtype) for dtype in DTYPES}
-        self._progress, self._tags = ProgressEngine(), itertools.cycle(range(1, TAGS))
-        self._comm = self._new_comm(world)
-
-    def _new_comm(self, world: World):
-        return world.comm.Dup()
+        self._progress = ProgressEngine()
+        self._tags = itertools.cycle(range(1, TAGS))
+        self._comm = world.comm.Dup()
 
     def __call__(self, array: np.ndarray) -> None:
         """Replace the array by its sum over all ranks. Collective: the same shape and dtype on all ranks.
@@ -55,44 +52,41 @@ class AllReduce:
         self._sum(array.reshape(-1))
 
     def _sum(self, flat: np.ndarray) -> None:
-        raise NotImplementedError
-
-    def _around_a_ring(self, flat: np.ndarray) -> None:
-        whole = 0, len(flat)
-        self._progress.start(
-            host_ring.allreduce(self._comm, flat, (), *whole, self._wires[flat.dtype], next(self._tags))
-        )
+        for exchange in self._exchanges(flat, self._wires[flat.dtype]):
+            self._progress.start(exchange)
         self._progress.finish()
+
+    def _exchanges(self, flat: np.ndarray, wire: PlainWire) -> list:
+        raise NotImplementedError
 
 
 class RingAllReduce(AllReduce):
     """Sums around a ring of all ranks."""
 
-    def _sum(self, flat: np.ndarray) -> None:
-        self._around_a_ring(flat)
+    def _exchanges(self, flat, wire):
+        return [host_ring.allreduce(self._comm, flat, (), 0, len(flat), wire, next(self._tags))]
 
 
 class TreeAllReduce(AllReduce):
     """Sums up and down two binary trees, half of the array in each."""
 
-    def _sum(self, flat: np.ndarray) -> None:
-        tags, wire = (next(self._tags), next(self._tags)), self._wires[flat.dtype]
-        for way in host_tree.allreduce(self._comm, flat, 0, len(flat), wire, tags):
-            self._progress.start(way)
-        self._progress.finish()
+    def _exchanges(self, flat, wire):
+        return host_tree.allreduce(self._comm, flat, 0, len(flat), wire, (next(self._tags), next(self._tags)))
 
 
-class HierarchicalAllReduce(AllReduce):
+class HierarchicalAllReduce(RingAllReduce):
     """Sums within each node, then around a ring of the nodes' leaders, and broadcasts within each node."""
 
-    def _new_comm(self, world: World):
+    def __init__(self, world: World, segment_bytes: int = MOST_SEGMENT_BYTES):
+        super().__init__(world, segment_bytes)
         self._local = world.local_comm.Dup()
-        return world.comm.Split(0 if self._local.rank == 0 else MPI.UNDEFINED, world.node)
+        self._leads = self._local.rank == 0
+        self._comm = world.comm.Split(0 if self._leads else MPI.UNDEFINED, world.node)
 
-    def _sum(self, flat: np.ndarray) -> None:
-        leads = self._local.rank == 0
-        reduce = partial(self._local.Ireduce, op=MPI.SUM, root=0)
-        wait(reduce(MPI.IN_PLACE, flat) if leads else reduce(flat, None))
-        if leads:
-            self._around_a_ring(flat)
+    def _sum(self, flat):
+        if self._leads:
+            wait(self._local.Ireduce(MPI.IN_PLACE, flat, MPI.SUM, 0))
+            super()._sum(flat)
+        else:
+            wait(self._local.Ireduce(flat, None, MPI.SUM, 0))
         wait(self._local.Ibcast(flat, 0))

@@ -10,7 +10,7 @@ An exchange, here or between GPUs (dist/gpu/exchange.py), is made of (comm, rang
     all_gather(vector, start, stop)         the same: all ranks get the owners' parts
     own_part(start, stop)                   the part of a range that this rank owns, perhaps none
 
-Vectors are float32; the WireFormat says how they travel. Communicators are not freed: a job has one or a few exchanges.
+Vectors are float32; the WireFormat says how they travel.
 """
 
 import itertools
@@ -29,15 +29,18 @@ class RingExchange:
     """Exchanges around one ring of the ranks of comm (host_ring.py). Collective.
 
     addends: other vectors of this rank's node, added to its own on the way. one_at_a_time: an exchange starts when the
-    last one has ended, so the wire needs memory for the longest range only, and a vector need only exist where it is
-    exchanged (dist/sharded.py). Hierarchical also calls `allreduce`, an iterator, and `round_to_wire`.
+    last one has ended, so the wire needs memory for the longest range only (dist/sharded.py). Hierarchical also calls
+    `allreduce`, an iterator, and `round_to_wire`.
     """
 
     def __init__(self, comm, ranges, wire_format: WireFormat = FLOAT32, addends=(), one_at_a_time: bool = False):
-        self._comm, self._addends, self._one_at_a_time = comm.Dup(), addends, one_at_a_time
+        self._comm = comm.Dup()
+        self._addends = addends
+        self._one_at_a_time = one_at_a_time
         self.engine = ProgressEngine(in_flight=1) if one_at_a_time else ProgressEngine()
         size = longest(ranges) if one_at_a_time else max(stop for _, stop in ranges)
-        self._wire, self.is_lossy = wire_format.new(size), wire_format.is_lossy
+        self._wire = wire_format.new(size)
+        self.is_lossy = wire_format.is_lossy
         self.errors = self._wire.errors
         # Gathered values are not sums of this rank: their rounding must not mix with the errors that are fed back.
         self._gathering_wire = self._wire if one_at_a_time else replace(wire_format, error_feedback=False).new(size)
@@ -52,7 +55,7 @@ class RingExchange:
     # Plain methods that return generators: all ranks call them, and so take tags, in the same order, whenever the
     # exchanges begin to move.
 
-    def allreduce(self, vector, start: int, stop: int, on_own_chunk=host_ring.nothing):
+    def allreduce(self, vector, start: int, stop: int, on_own_chunk=None):
         flat, start, stop = self._place(vector, start, stop)
         tag = next(self._tags)
         return host_ring.allreduce(self._comm, flat, self._addends, start, stop, self._wire, tag, on_own_chunk)
@@ -80,7 +83,8 @@ class TreeExchange:
     def __init__(self, comm, ranges, wire_format: WireFormat = FLOAT32):
         self._comm = comm.Dup()
         self.engine = ProgressEngine()
-        self._wire, self.is_lossy = wire_format.new(max(stop for _, stop in ranges)), wire_format.is_lossy
+        self._wire = wire_format.new(max(stop for _, stop in ranges))
+        self.is_lossy = wire_format.is_lossy
         self.errors = self._wire.errors
         self._tags = itertools.cycle(range(1, TAGS))
 

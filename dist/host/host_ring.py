@@ -2,11 +2,10 @@
 
 The vector is cut into one chunk per rank. In the reduce-scatter, chunk r starts at rank r+1 and travels the ring to
 rank r, and each rank adds its own values on the way. In the all-gather it travels on, and every rank keeps a copy. A
-rank sends to the next and receives from the one before, (N-1)/N of the vector in each half: no schedule moves less.
+rank sends and receives (N-1)/N of the vector in each half: no schedule moves less.
 
 Chunks travel in segments, passed on as they arrive, so the network waits neither for additions nor for the end of a
-step. A rank sends a segment once it has added to it, and posts receives ahead. These are generators for the
-ProgressEngine. wire: a dist.wire.Wire. tag: of this exchange's messages alone.
+step. These are generators for the ProgressEngine. wire: a dist.wire.PlainWire. tag: of this exchange's messages alone.
 """
 
 from collections import deque
@@ -16,11 +15,7 @@ import numpy as np
 from dist.ranges import cut_range
 
 
-def nothing(start: int, stop: int) -> None:
-    """Do nothing with the own chunk."""
-
-
-def allreduce(comm, flat, addends, start, stop, wire, tag, on_own_chunk=nothing):
+def allreduce(comm, flat, addends, start, stop, wire, tag, on_own_chunk=None):
     """Generator: replace flat[start:stop], of wire.dtype or float32, by its sum over comm's ranks and their `addends`.
 
     addends: other vectors of this rank's node to add to its own (hierarchical), or none. Each sum is made once, in a
@@ -39,7 +34,8 @@ def reduce_scatter(comm, flat, addends, start, stop, wire, tag):
 
 def _reduce_scatter(comm, flat, addends, start, stop, wire, tag):
     """Return the sends that may not have ended, in the order in which all_gather needs their memory."""
-    size, rank = comm.size, comm.rank
+    size = comm.size
+    rank = comm.rank
     chunks = [wire.segments(*chunk) for chunk in cut_range(start, stop, size)]
     arriving = [segment for step in range(size - 1) for segment in chunks[(rank - 2 - step) % size]]
     longest = max((high - low for low, high in arriving), default=0)
@@ -58,19 +54,18 @@ def _reduce_scatter(comm, flat, addends, start, stop, wire, tag):
         _add(flat, segment, addends)
         if size > 1:
             send(segment)
-    yield from _receive(
-        comm, arriving, wire.receives_ahead, lambda i, low, high: landing[i % len(landing)][: high - low], take, tag
-    )
+    yield from _receive(comm, arriving, wire, lambda i, low, high: landing[i % len(landing)][: high - low], take, tag)
     return sends
 
 
-def all_gather(comm, flat, start, stop, wire, tag, earlier_sends=(), on_own_chunk=nothing):
+def all_gather(comm, flat, start, stop, wire, tag, earlier_sends=(), on_own_chunk=None):
     """Generator: bring every owner's chunk of flat[start:stop] to every rank.
 
     earlier_sends: of the same vector, in the order in which its segments come back. on_own_chunk(start, stop) is called
     once, when this rank's chunk is final and its sends are posted, not when they have completed.
     """
-    size, rank = comm.size, comm.rank
+    size = comm.size
+    rank = comm.rank
     chunks = [wire.segments(*chunk) for chunk in cut_range(start, stop, size)]
     arriving = [segment for step in range(size - 1) for segment in chunks[(rank - 1 - step) % size]]
     sends = []
@@ -86,11 +81,9 @@ def all_gather(comm, flat, start, stop, wire, tag, earlier_sends=(), on_own_chun
     for segment in chunks[rank] if size > 1 else ():
         wire.rounded(flat, *segment)
         send(wire.gathered(flat, *segment))
-    on_own_chunk(*own_chunk(size, rank, start, stop))
-    yield from _receive(
-        comm, arriving, wire.receives_ahead, lambda i, low, high: wire.gathered(flat, low, high), take, tag,
-        earlier_sends,
-    )  # fmt: skip
+    if on_own_chunk:
+        on_own_chunk(*own_chunk(size, rank, start, stop))
+    yield from _receive(comm, arriving, wire, lambda _, *bounds: wire.gathered(flat, *bounds), take, tag, earlier_sends)
     yield from sends
 
 
@@ -101,10 +94,11 @@ def _add(flat, segment, addends, *received) -> None:
         total += addend
 
 
-def _receive(comm, arriving, ahead, buffer_of, take, tag, earlier_sends=()):
-    """Generator: call take(index, segment, buffer) for each arriving segment in order, with `ahead` receives posted."""
-    source, posted = (comm.rank - 1) % comm.size, deque()
-    ahead = min(ahead, len(arriving))
+def _receive(comm, arriving, wire, buffer_of, take, tag, earlier_sends=()):
+    """Generator: call take(index, segment, buffer) for each arriving segment in order, with receives posted ahead."""
+    source = (comm.rank - 1) % comm.size
+    posted = deque()
+    ahead = min(wire.receives_ahead, len(arriving))
     for index in range(len(arriving) + ahead):
         if index >= ahead:
             buffer, request = posted.popleft()

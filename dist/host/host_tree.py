@@ -5,8 +5,7 @@ In a second tree the roles are exchanged, so all ranks send and receive alike (S
 algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35, 2009; NCCL's double binary tree).
 
 A rank inside one tree sends and receives 2 D, in about 2 log2(N) dependent messages instead of the ring's 2 (N-1): for
-many ranks and small vectors. Segments follow each other, so all levels, up and down, work at once. Written as
-generators (progress_engine.py): up and down of each tree advance independently.
+many ranks and small vectors. Segments follow each other, so all levels, up and down, work at once.
 """
 
 from collections import deque
@@ -23,8 +22,10 @@ def allreduce(comm, flat, start, stop, wire, tags):
     """
     exchanges = []
     for parents, half, tag in zip(double_tree(comm.size), cut_range(start, stop, 2), tags, strict=True):
-        parent, children = parents[comm.rank], children_of(comm.rank, parents)
-        pieces, partial_sends = wire.segments(*half), []
+        parent = parents[comm.rank]
+        children = children_of(comm.rank, parents)
+        pieces = wire.segments(*half)
+        partial_sends = []
         exchanges.append(_up(comm, flat, pieces, parent, children, wire, tag, partial_sends))
         if parent is not None:
             exchanges.append(_down(comm, flat, pieces, parent, children, wire, tag, partial_sends))
@@ -50,7 +51,8 @@ def _up(comm, flat, pieces, parent, children, wire, tag, partial_sends):
 
 def _down(comm, flat, pieces, parent, children, wire, tag, partial_sends):
     """Receive each final piece from the parent, and send it on."""
-    incoming, sends = _incoming(comm, parent, tag, pieces, wire), []
+    incoming = _incoming(comm, parent, tag, pieces, wire)
+    sends = []
     for index, (piece, (request, buffer)) in enumerate(zip(pieces, incoming, strict=True)):
         yield request
         yield partial_sends[index]  # the same memory; it has arrived, as it is in the sum

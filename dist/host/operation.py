@@ -33,13 +33,12 @@ class OwnSum:
     function cannot report an error to the library.
     """
 
-    def __init__(self, bfloat16: bool = False, add=None):
-        """Compile the operation. add: a loop compiled by numba, in place of those of sums.py."""
+    def __init__(self, bfloat16: bool = False):
         from numba import types  # slow to import
 
         from dist.host import sums
 
-        add = add or (sums.add_bfloat16 if bfloat16 else sums.add_float32)
+        add = sums.add_bfloat16 if bfloat16 else sums.add_float32
         number, element = (types.uint16, MPI.UINT16_T) if bfloat16 else (types.float32, MPI.FLOAT)
         self._function = sums.mpi_user_function(
             add, number, element.handle,
@@ -49,7 +48,8 @@ class OwnSum:
             abort=_mpi_function("MPI_Abort", _handle(MPI.Comm), ctypes.c_int),
         )  # fmt: skip
         create = _mpi_function("MPI_Op_create", ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
-        handle, commutes = _handle(MPI.Op)(), True
+        handle = _handle(MPI.Op)()
+        commutes = True
         status = create(self._function.address, commutes, ctypes.byref(handle))
         if status != MPI.SUCCESS:
             raise MPI.Exception(status)
@@ -66,7 +66,8 @@ def _handle(kind):
 
 def _mpi_function(name: str, *arguments):
     function = _library()[name]  # a new object each time, whose types can be set
-    function.argtypes, function.restype = arguments, ctypes.c_int
+    function.argtypes = arguments
+    function.restype = ctypes.c_int
     return function
 
 

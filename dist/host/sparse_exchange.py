@@ -7,13 +7,10 @@ part of:
     everywhere  the same, and then the owners send their rows to all ranks
     fetch       each node asks the owners for rows of parameters
 
-An owner makes each sum once, in a fixed order: the same bits in every run, and on all ranks. `everywhere` moves
-(M-1)/M (R + U) rows into each of M ranks, where R are the rows of one rank and U those of any. If each rank sent its
-rows to all, it would be (M-1) R: at most a third less for two ranks, and more for many.
-
-Rows travel as float32 whatever the wire format: they are few. First all ranks tell each other which rows follow. Then
-they go in rounds: in each, a rank sends to one other and receives from one. Rows go in segments, which are made and
-added one at a time, so there is never a second copy of all rows. Written as generators (progress_engine.py).
+An owner makes each sum once, in a fixed order: the same bits in every run, and on all ranks. Rows travel as float32
+whatever the wire format: they are few. First all ranks tell each other which rows follow. Then they go in rounds: in
+each, a rank sends to one other and receives from one. Rows go in segments, which are made and added one at a time, so
+there is never a second copy of all rows. Written as generators (progress_engine.py).
 """
 
 from bisect import bisect_left
@@ -25,7 +22,8 @@ import numpy as np
 from dist.sparse_gradient import SparseGradient, common
 
 TAG = 1  # messages between two ranks arrive in their order
-SEGMENT_BYTES, AHEAD = 1 << 18, 2  # bytes of rows in a segment; segments under way each way
+SEGMENT_BYTES = 1 << 18  # of rows
+AHEAD = 2  # segments under way each way
 
 
 class SparseExchange:
@@ -50,7 +48,8 @@ class SparseExchange:
 
     def to_owners(self, flat):
         """Send rows to their owners, which add them. Return the ids that each rank has sent here."""
-        table, ids = self._table(flat), self._sparse.union()
+        table = self._table(flat)
+        ids = self._sparse.union()
         parts = [owned.touched(ids) for owned in self._owned]
         told = yield from self._swap_ids(parts)
 
@@ -63,7 +62,8 @@ class SparseExchange:
 
     def everywhere(self, flat):
         told = yield from self.to_owners(flat)
-        table, ids = self._table(flat), np.unique(np.concatenate(told))
+        table = self._table(flat)
+        ids = np.unique(np.concatenate(told))
         sums = yield from self._swap_ids([ids] * self._comm.size)
 
         def take(owner, ids, rows):
@@ -109,18 +109,21 @@ class SparseExchange:
 
         give(ids, rows) fills the rows of some ids; take(source, ids, rows) uses them.
         """
-        rank, size = self._comm.rank, self._comm.size
+        rank = self._comm.rank
+        size = self._comm.size
         for ids in self._segments(leaving[rank]):
             rows = self._leaving[0, : len(ids)]
             give(ids, rows)
             take(rank, ids, rows)
         for step in range(1, size):
-            to, source = (rank + step) % size, (rank - step) % size
+            to = (rank + step) % size
+            source = (rank - step) % size
             yield from self._round(to, self._segments(leaving[to]), source, self._segments(coming[source]), give, take)
 
     def _round(self, to: int, leaving: list[np.ndarray], source: int, coming: list[np.ndarray], give, take):
         """Send and receive segments, as far as there is room for their rows."""
-        receives, sends = deque(), deque()
+        receives = deque()
+        sends = deque()
 
         def receive(number):
             if number < len(coming):
@@ -179,7 +182,8 @@ class Owned:
 
 def boxes(start: int, stop: int, width: int) -> Iterator[tuple[int, int, slice]]:
     """Yield the boxes (first row, stop row, columns), at most three, of the stretch [start, stop) of a flat table."""
-    (first, begin), (last, end) = divmod(start, width), divmod(stop, width)
+    first, begin = divmod(start, width)
+    last, end = divmod(stop, width)
     if first == last:
         if begin < end:
             yield first, first + 1, slice(begin, end)

@@ -18,7 +18,8 @@ def mpi_user_function(add, number, element: int, handle_bytes: int, world: int, 
     def function(invec, inoutvec, length, datatype):
         count = np.int64(length[0])
         if datatype[0] != element:
-            size, bounds = np.zeros(1, np.int32), np.zeros(2, np.int64)
+            size = np.zeros(1, np.int32)
+            bounds = np.zeros(2, np.int64)
             size_of(datatype[0], size.ctypes.data)
             extent_of(datatype[0], bounds.ctypes.data, bounds[1:].ctypes.data)
             if bounds[1] != size[0]:

@@ -41,8 +41,7 @@ class WireComm:
 
     def Reduce_scatter_block(self, send, block) -> None:
         """Sum `send`, and give each rank its block of the sum."""
-        wire = self._room(send, beside=len(block))
-        self._pack(send, wire)
+        wire = self._packed(send, beside=len(block))
         received = self._half[len(send) : len(send) + len(block)] if self._is_lossy else block
         self._comm.Reduce_scatter_block(wire, received, self.operation)
         self._unpack(received, block)
@@ -63,8 +62,8 @@ class WireComm:
         self._comm.Allgather(send, wire)
         self._unpack(wire, vector)
 
-    def _packed(self, vector):
-        wire = self._room(vector)
+    def _packed(self, vector, beside: int = 0):
+        wire = self._room(vector, beside)
         self._pack(vector, wire)
         return wire
 

@@ -1,9 +1,8 @@
 """Measure what links the nodes: the network's latency and rates, and the offsets of the nodes' clocks.
 
-The network (probe_links): each node's leader talks to its neighbours in a ring of leaders. All do so at the same time,
-as in an exchange, so more nodes take no longer. It takes a second, up to three where rates take long to settle
-(streams.py). A stream is as slow as the slower of two ports. So leaders measure both ways around the ring, and a node's
-rate is the one with its better neighbour: with three nodes or more, a slow port shows at its own node alone.
+The network (probe_links): each node's leader talks to its neighbours in a ring of leaders, all at the same time, for
+one to three seconds (streams.py). A stream is as slow as the slower of two ports. So leaders measure both ways around
+the ring, and a node's rate is the one with its better neighbour: a slow port shows at its own node alone.
 """
 
 import time
@@ -16,12 +15,14 @@ from dist.waiting import barrier
 from dist.world import World
 
 ROUND_TRIPS = 20
-FIRST_S, THEN_S = (0.1, 0.2, 0.4, 0.8), (0.15, 0.3)  # lengths of streams, until their rates have settled
+FIRST_S = (0.1, 0.2, 0.4, 0.8)  # lengths of the first streams, until their rates have settled
+THEN_S = (0.15, 0.3)  # of the others
 LEAST_BUCKET_BYTES = 256 << 10
-LEAST_SEGMENT_BYTES, MOST_SEGMENT_BYTES = 60_000, 1 << 20  # the least is below Open MPI's eager limit
+LEAST_SEGMENT_BYTES = 60_000  # below Open MPI's eager limit
+MOST_SEGMENT_BYTES = 1 << 20
 SEGMENT_S = 5e-4
 CLOCK_ROUNDS = 50
-ASK, ANSWER = 1, 2  # tags
+ASK, ANSWER = range(1, 3)  # tags
 
 
 def probe_links(world: World) -> list[dict]:
@@ -36,7 +37,6 @@ def probe_links(world: World) -> list[dict]:
     own = None
     if world.local_rank == 0:
         own = {"node": world.node, "host": world.host, **_probe(leaders)}
-        leaders.Free()
     barrier(world.comm)  # the other ranks sleep, and leave the cores to the leaders
     return [link for link in world.comm.allgather(own) if link is not None]
 
@@ -61,8 +61,7 @@ def segment_bytes(rate: float | None) -> int:
     """Return the bytes an exchange sends at once, over links of `rate` bytes/s, or in memory (None).
 
     A segment costs a message's software time, some 0.1 ms on a rank that slept. So it should take several times as long
-    on the link: SEGMENT_S. On slow links this stays below Open MPI's eager limit, which is good: a larger message waits
-    for the receiver's answer, and over TCP that answer waits behind the data that goes the same way.
+    on the link: SEGMENT_S. On slow links this stays below Open MPI's eager limit, so no message waits for an answer.
     """
     if rate is None:
         return MOST_SEGMENT_BYTES
@@ -85,7 +84,8 @@ def _rates(leaders, size: int, direction: int) -> dict[str, float]:
     For "out" and "in" the even leaders send first, then the odd ones. In a ring of an odd number two neighbours are
     even: there a leader sends and receives in the same turn.
     """
-    odd, sender_odd = leaders.rank % 2, (leaders.rank - direction) % leaders.size % 2
+    odd = leaders.rank % 2
+    sender_odd = (leaders.rank - direction) % leaders.size % 2
     both = _streams(leaders, direction, True, True, THEN_S, size)
     turns = [_streams(leaders, direction, odd == turn, sender_odd == turn, THEN_S, size) for turn in range(2)]
     rates = {"out": turns[odd][0].bytes_per_s, "in": turns[sender_odd][1].bytes_per_s}
@@ -97,7 +97,8 @@ def _streams(leaders, direction: int, sends: bool, receives: bool, lengths_s: tu
 
     Streams get longer until all rates have settled. sends, receives: whether this leader does.
     """
-    to, source = ((leaders.rank + step) % leaders.size for step in (direction, -direction))
+    to = (leaders.rank + direction) % leaders.size
+    source = (leaders.rank - direction) % leaders.size
     for seconds in lengths_s:
         rates = stream(leaders, to if sends else None, source if receives else None, seconds, size)
         if leaders.allreduce(all(rate.is_settled for rate in rates if rate), MPI.LAND):
@@ -107,7 +108,9 @@ def _streams(leaders, direction: int, sends: bool, receives: bool, lengths_s: tu
 
 def _latency(leaders) -> float:
     """Return half of the shortest round trip to the next leader, while this leader answers the previous one."""
-    token, following, previous = np.zeros(1), (leaders.rank + 1) % leaders.size, (leaders.rank - 1) % leaders.size
+    token = np.zeros(1)
+    following = (leaders.rank + 1) % leaders.size
+    previous = (leaders.rank - 1) % leaders.size
     best = float("inf")
     for _ in range(ROUND_TRIPS):
         barrier(leaders)
@@ -126,9 +129,8 @@ def clock_offset(world: World) -> dict[str, int]:
     """Compare this node's clock with rank 0's. Collective.
 
     {"offset_ns": what to add to this rank's time to get rank 0's, "error_ns": the most by which that can be wrong,
-    "at_ns": when it was measured, in this rank's own time}. time.perf_counter_ns is one clock for all ranks of a node,
-    and begins at another moment on each node. So the node's leader asks rank 0 for its time, again and again. The
-    answer that came back soonest counts; half of its round trip bounds the error (Cristian 1989).
+    "at_ns": when it was measured, in this rank's own time}. The node's leader asks rank 0 for its time, again and
+    again. The answer that came back soonest counts; half of its round trip bounds the error (Cristian 1989).
     """
     leaders = [place["rank"] for place in world.places if place["local_rank"] == 0 and place["rank"] != 0]
     answer = {"offset_ns": 0, "error_ns": 0, "at_ns": time.perf_counter_ns()}

@@ -1,9 +1,8 @@
 """Count the bytes through a node's network ports, with the counters that the kernel keeps of every interface.
 
-/sys/class/net/NAME/statistics/{rx,tx}_bytes count bytes, link headers included. Which headers depends on the port. An
-Ethernet card sees frames: 1514 bytes for 1448 of TCP's data, 1.045 of what was sent. A virtual host's port (veth) sees
-packets of up to 64 KiB with one header each, because TCP leaves cutting to the card, and there is none. So it counts
-1.001 of what was sent, at any rate; 1.045 only if its shaper cuts them (virtual_cluster.py's --burst below 64 KiB).
+/sys/class/net/NAME/statistics/{rx,tx}_bytes count bytes, link headers included. An Ethernet card sees frames: 1514
+bytes for 1448 of TCP's data, 1.045 of what was sent. A virtual host's port (veth) sees packets of up to 64 KiB with one
+header each, 1.001 of what was sent, unless its shaper cuts them (virtual_cluster.py's --burst below 64 KiB).
 
 They miss what MPI sends over InfiniBand, past the kernel. /sys/class/infiniband/DEVICE/ports/PORT/counters has
 port_{rcv,xmit}_data, which count it in units of 4 bytes (IBTA specification 1, 16.1.3.5, PortCounters). With RoCE these
@@ -14,19 +13,23 @@ send but could not.
 from collections.abc import Callable
 from pathlib import Path
 
-LOOPBACK, IP_OVER_INFINIBAND = "772", "32"  # interface types, include/uapi/linux/if_arp.h
+from dist.control_groups import text_of
+
+LOOPBACK = "772"  # interface types, include/uapi/linux/if_arp.h
+IP_OVER_INFINIBAND = "32"
 INFINIBAND_UNIT = 4
 
 
 class Ports:
     """The counted ports of a node, with their `names`. Any rank of the node may read them.
 
-    Each byte must count once. So loopback is left out, and interfaces whose bytes others carry: bonds, bridges, VLANs,
-    IP over InfiniBand. Where the node has devices, interfaces without one are left out too: containers', tunnels.
+    Each byte counts once: without loopback, and interfaces whose bytes others carry: bonds, bridges, VLANs, IP over
+    InfiniBand. Where the node has devices, interfaces without one are left out too: containers', tunnels.
     """
 
     def __init__(self, system: Path = Path("/sys")):
-        ethernet, infiniband = _ethernet(system / "class/net"), _infiniband(system / "class/infiniband")
+        ethernet = _ethernet(system / "class/net")
+        infiniband = _infiniband(system / "class/infiniband")
         self.names = [name for name, *_ in ethernet + infiniband]
         self._counters = [(unit, _open(into), _open(out)) for _, unit, into, out in ethernet + infiniband]
         self._stalls = [_open(into.parent / "port_xmit_wait") for _, _, into, _ in infiniband]
@@ -69,7 +72,7 @@ def _infiniband(folder: Path) -> list[tuple]:
     found = []
     for counters in sorted(folder.glob("*/ports/*/counters")):
         files = counters / "port_rcv_data", counters / "port_xmit_data"
-        if all(_number(file) is not None for file in files):
+        if all(text_of(file).isdecimal() for file in files):  # "N/A (no PMA)" otherwise
             device, _, port = counters.parent.relative_to(folder).parts
             found.append((f"{device}:{port}", INFINIBAND_UNIT, *files))
     return found
@@ -90,11 +93,3 @@ def _open(path: Path) -> Callable[[], int]:
             return 0
 
     return read
-
-
-def _number(file: Path) -> int | None:
-    """Return a counter's value; None if the device shows none ("N/A (no PMA)")."""
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return None

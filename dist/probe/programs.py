@@ -16,13 +16,15 @@ OPEN_MPI_MORE_RANKS_THAN_CORES = {
     # Otherwise a waiting rank never leaves its core to a working one.
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
-OPEN_MPI, MPICH = "Open MPI", "MPICH"
+OPEN_MPI = "Open MPI"
+MPICH = "MPICH"
 # The names that libraries and launchers print. Within a family, any mpirun starts the ranks of any library.
 FAMILIES = {
     OPEN_MPI: ("Open MPI", "OpenRTE", "PRRTE", "Spectrum"),
     MPICH: ("MPICH", "HYDRA", "Intel(R) MPI", "MVAPICH", "CRAY"),
 }
-OUTPUT_LIMIT_S, END_S = 10.0, 1.0
+OUTPUT_LIMIT_S = 10.0
+END_S = 1.0  # for a killed tool to end
 # Variables that hold a rank's number, in the job and on its node. SLURM's come last: under mpirun they may describe
 # mpirun's own processes.
 RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")

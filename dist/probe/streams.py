@@ -2,10 +2,8 @@
 
 What is sent first may go faster than the link: into a shaper's token bucket, a switch's memory, a socket's buffers. So
 the rate counts only from the middle of the time on, when these are full, and only if it has settled there. The receiver
-ends the stream after a time, not an amount: probing a slow link takes hardly longer than probing a fast one.
-
-A few pieces are under way at once, each until its receiver has answered. So the link always has something to carry, and
-little of it lies in its queues.
+ends the stream after a time, so probing a slow link takes hardly longer than probing a fast one. A few pieces are under
+way at once, each until its receiver has answered: the link always has something to carry, and short queues.
 """
 
 import time
@@ -17,12 +15,13 @@ import numpy as np
 from dist.mpi import MPI
 from dist.waiting import Pauses, barrier
 
-LEAST_PIECE_BYTES, MOST_PIECE_BYTES = 8 << 10, 1 << 20
+LEAST_PIECE_BYTES = 8 << 10
+MOST_PIECE_BYTES = 1 << 20
 PIECE_S = 1e-3  # a piece's time on the link: long beside the software's time for it, short beside the stream's
 PIECES_UNDER_WAY = 8  # half of them fill the link while the answers of the others come back
 LEAST_COUNTED = 8  # pieces in the counted time
 SETTLED = 0.7  # least ratio of the rates in the two halves of the counted time
-DATA, ANSWER, RESULT = 3, 4, 5  # tags
+DATA, ANSWER, RESULT = range(3, 6)  # tags
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,8 @@ def stream(comm, to: int | None, source: int | None, seconds: float, size: int) 
     outgoing = None if to is None else _Outgoing(comm, to, size)
     incoming = None if source is None else _Incoming(comm, source, seconds)
     barrier(comm)
-    pauses, ends = Pauses(), [end for end in (outgoing, incoming) if end]
+    pauses = Pauses()
+    ends = [end for end in (outgoing, incoming) if end]
     while not all(end.is_done for end in ends):
         if sum(end.move() for end in ends):
             pauses.happened()
@@ -63,7 +63,8 @@ def sustained(arrivals: list[tuple[float, int]], from_s: float) -> Rate:
     """
     times, sizes = (np.array(column, float) for column in zip(*arrivals, strict=True))
     counted = times >= times[0] + from_s
-    times, amounts = times[counted], np.cumsum(sizes[counted])
+    times = times[counted]
+    amounts = np.cumsum(sizes[counted])
     last = len(times) - 1
     middle = min(max(1, int(np.searchsorted(times, (times[0] + times[last]) / 2))), last - 1)
     halves = _rate(times, amounts, 0, middle), _rate(times, amounts, middle, last)
@@ -88,8 +89,11 @@ class _Outgoing:
     """The sender's end. Its last PIECES_UNDER_WAY messages are empty: one for each receive that still waits."""
 
     def __init__(self, comm, to: int, size: int):
-        self._comm, self._to, self._piece = comm, to, np.ones(size, np.uint8)
-        self._under_way, self._is_over = deque(), False
+        self._comm = comm
+        self._to = to
+        self._piece = np.ones(size, np.uint8)
+        self._under_way = deque()
+        self._is_over = False
 
     @property
     def is_done(self) -> bool:
@@ -117,8 +121,13 @@ class _Incoming:
     """The receiver's end. arrivals: (time.perf_counter(), bytes) of each piece."""
 
     def __init__(self, comm, source: int, seconds: float):
-        self._comm, self._source, self._seconds, self.arrivals, self._counted = comm, source, seconds, [], 0
-        self._status, self._answers = MPI.Status(), deque()
+        self.arrivals = []
+        self._comm = comm
+        self._source = source
+        self._seconds = seconds
+        self._counted = 0
+        self._status = MPI.Status()
+        self._answers = deque()
         self._waiting = deque(self._receive(np.empty(MOST_PIECE_BYTES, np.uint8)) for _ in range(PIECES_UNDER_WAY))
 
     @property

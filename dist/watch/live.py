@@ -56,7 +56,8 @@ class LivePositions:
     """
 
     def __init__(self, world: World, folder, phases: tuple[str, ...], meetings: tuple[str, ...]):
-        self._world, self._folder = world, Path(folder)
+        self._world = world
+        self._folder = Path(folder)
         self._numbers = {None: 0} | {name: number for number, name in enumerate(phases, start=1)}
         self._is_meeting = {name: name in meetings for name in (None, *phases)}
         self._run = world.comm.bcast(int.from_bytes(os.urandom(6)))

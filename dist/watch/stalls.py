@@ -3,11 +3,14 @@
 The watchdog (watchdog.py) passes in the positions it sees, with the time of its own clock.
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from dist.watch.live import LEFT
+from dist.watch.live import LEFT, LivePositions
+from dist.world import World
 
 # Through a node's ports. The system and the watchdogs send less than this; an exchange sends more.
 STANDING_BYTES_S = 1e5
@@ -35,14 +38,15 @@ class Stall:
 class Observation:
     """The ranks' positions as one rank sees them, and for how long each has not changed.
 
-    is_meeting: by phase number, whether ranks wait for each other in it, and all of them come to it equally often.
-    after_s: a longer wait is too long. longest_s: the most that counts of the time between two looks. So no rank is
-    accused after the whole job was suspended, or the looking thread was starved. is_wait: by phase number, whether
-    ranks wait in it for some others, which come to it more often, or never: for another pipeline stage.
+    By phase number: is_meeting, whether all ranks wait for each other in it; is_wait, whether ranks wait in it for some
+    others, such as another pipeline stage. after_s: a longer wait is too long. longest_s: the most that counts of the
+    time between two looks, so no rank is accused after the whole job was suspended.
     """
 
     def __init__(self, is_meeting: np.ndarray, after_s: float, longest_s: float, is_wait: np.ndarray | None = None):
-        self._is_meeting, self._after_s, self._longest_s = is_meeting, after_s, longest_s
+        self._is_meeting = is_meeting
+        self._after_s = after_s
+        self._longest_s = longest_s
         self._is_wait = np.zeros_like(is_meeting) if is_wait is None else is_wait
         self._positions = self._looked_at = None
 
@@ -50,7 +54,8 @@ class Observation:
         """Take in the positions, (ranks,) POSITION by rank, at `now` in seconds. A missing rank has not changed."""
         before = self._positions
         if before is None or len(np.setdiff1d(positions["rank"], before["rank"])):
-            self._positions, self._looked_at = positions.copy(), now
+            self._positions = positions.copy()
+            self._looked_at = now
             self._still_s, self._silent_s, self._unmoved_s = np.zeros((3, len(positions)))
             self._has_moved = np.zeros(len(positions), bool)
             return
@@ -62,15 +67,23 @@ class Observation:
         self._silent_s[at[before["pulse"][at] != positions["pulse"]]] = 0
         self._unmoved_s += passed
         moving = at[positions["moved"] - before["moved"][at] > STANDING_BYTES_S * passed]
-        self._unmoved_s[moving], self._has_moved[moving] = 0, True
-        self._positions[at], self._looked_at = positions, now
+        self._unmoved_s[moving] = 0
+        self._has_moved[moving] = True
+        self._positions[at] = positions
+        self._looked_at = now
 
-    def is_silent(self, rank: int) -> bool:
-        return bool(self._silent()[self._positions["rank"] == rank].any())
+    def are_silent(self, ranks) -> bool:
+        """Return whether all of these ranks have shown no life for too long."""
+        return set(ranks) <= set(self._positions["rank"][self._silent()])
+
+    def has_end(self) -> bool:
+        """Return whether a rank ends because a rank that it waits for is gone."""
+        return bool(self._positions["ends"].any())
 
     def find_stall(self) -> Stall | None:
         """Return the Stall of ranks that hold up others which have waited too long, or None."""
-        seen, silent = self._positions, self._silent()
+        seen = self._positions
+        silent = self._silent()
         waits = self._waits() & ~silent
         if not waits.any():
             return None
@@ -94,11 +107,11 @@ class Observation:
         return seen["rank"][gone].tolist() if is_certain else []
 
     def _standing(self, progress: np.ndarray, waits: np.ndarray) -> np.ndarray:
-        """Return (ranks,) bool: the ranks that hold up those that wait. One that waits for some others does not.
+        """Return (ranks,) bool: the ranks that hold up those that wait: they have come the least far and do not move.
 
-        They have come the least far and do not move: one that moves on may take long by design, as workers do for a
-        server. Else, if ranks wait for some others, they are those that have come no further than these, and wait for
-        nobody."""
+        If there are none, and ranks wait for some others: those that have come no further than these, and wait for
+        nobody.
+        """
         phase = self._positions["phase"]
         still = (self._still_s >= self._after_s) & ~self._is_wait[phase]
         behind = progress < progress[waits].max()
@@ -117,7 +130,8 @@ class Observation:
         Ports that never carried anything prove nothing: the system does not count the traffic of some networks. Ranks
         that wait for some others need not all be in the same exchange.
         """
-        seen, waits = self._positions, self._waits()
+        seen = self._positions
+        waits = self._waits()
         is_one_step, is_one_meeting = (len(np.unique(seen[name])) == 1 for name in ("step", "meetings"))
         same = is_one_step and (is_one_meeting or self._is_wait[seen["phase"]].any())
         if not (waits.all() and same and self._has_moved.all() and (self._unmoved_s >= self._after_s).all()):
@@ -126,7 +140,8 @@ class Observation:
 
     def _stall(self, held_by: np.ndarray, first: int, waiting: np.ndarray, furthest: int) -> Stall:
         """Make a Stall. first: index of the first rank that holds up others, or 0; furthest: of one that waits."""
-        seen, is_silent = self._positions, bool(self._silent()[first])
+        seen = self._positions
+        is_silent = bool(self._silent()[first])
         since = self._silent_s if is_silent else self._still_s
         return Stall(
             seen["rank"][held_by].tolist(), int(seen["step"][first]), int(seen["phase"][first]),
@@ -136,8 +151,38 @@ class Observation:
 
     def _waits(self) -> np.ndarray:
         """Return (ranks,) bool: which ranks have been in the same wait for too long."""
-        seen, is_waiting = self._positions, self._is_meeting | self._is_wait
+        seen = self._positions
+        is_waiting = self._is_meeting | self._is_wait
         return is_waiting[seen["phase"]] & (self._still_s >= self._after_s) & (seen["step"] < LEFT)
 
     def _silent(self) -> np.ndarray:
         return (self._silent_s >= self._after_s) & (self._positions["step"] < LEFT)
+
+
+class Lookout:
+    """Decides when one rank looks at the positions of all, so that thousands of ranks do not read thousands of files.
+
+    Ranks 0 and 1 do, and the leaders of the other nodes once these two are silent. `before`: the ranks that judge the
+    others unless they are silent; None for a rank that never does. first_nodes: of ranks 0 and 1.
+    """
+
+    def __init__(self, world: World, live: LivePositions, new_observation: Callable[[], Observation]):
+        watchers = [place["rank"] for place in world.places if place["rank"] < 2 or place["local_rank"] == 0]
+        self.before = watchers[: watchers.index(world.rank)] if world.rank in watchers else None
+        self.first_nodes = {place["node"] for place in world.places[:2]}
+        self._world = world
+        self._live = live
+        self._first = new_observation()
+        self._all = new_observation()
+
+    def look(self) -> Observation | None:
+        """Look at all ranks and return what is seen; None if other ranks do."""
+        now = time.monotonic()
+        if self.before is None:
+            return None
+        if self._world.rank > 1:
+            self._first.look(self._live.read(self.first_nodes), now)
+            if not self._first.are_silent((0, 1)):
+                return None
+        self._all.look(self._live.read(range(self._world.node_count)), now)
+        return self._all

@@ -1,17 +1,13 @@
 """Name the rank that others wait for, with its host and phase, while the job hangs; end the job if asked to.
 
-Every rank has a thread that shows that the rank lives. Rank 0's thread also looks at all ranks' positions (live.py). If
+Every rank has a thread that shows that the rank lives. Rank 0's thread also judges all ranks' positions (live.py). If
 rank 0 itself hangs, rank 1's thread does. If both are gone, the leader of a remaining node does: a launcher that has
 lost a host may let the others wait forever.
 
 Where ranks have waited too long in an exchange, stalls.py names the culprits: ranks that show no life, or whose node's
-port has lost its link, else those that have come the least far and do not move on. A rank moves on with each phase, and
-within long phases with each batch or token. If all ranks are in the same exchange, it is slow, and no rank is named.
-But if nothing passes through any node's ports, the network is named. Where ranks share models, groups of them meet, and
-pipeline stages wait for each other, each as often as it needs: there the named ranks are those in a phase in which
-nobody waits.
-
-When SIGTERM has asked the job to end, gone.py ends the ranks that wait for one that is gone.
+port has lost its link, else those that have come the least far and do not move on. If all ranks are in the same
+exchange, it is slow, and no rank is named; but if nothing passes through any node's ports, the network is. When SIGTERM
+has asked the job to end, gone.py ends the ranks that wait for one that is gone.
 
 The threads call no MPI function but its abort: a rank that hangs may hold any lock of the MPI library.
 """
@@ -20,7 +16,6 @@ import os
 import sys
 import time
 from contextlib import suppress
-from functools import partial
 
 import numpy as np
 
@@ -28,7 +23,7 @@ from dist.console import say
 from dist.repeating import Repeating
 from dist.watch.gone import EndWithoutGone
 from dist.watch.live import LivePositions
-from dist.watch.stalls import Observation, Stall
+from dist.watch.stalls import Lookout, Observation, Stall
 from dist.world import PRINTING_S, World, end_job
 
 LOOKS = 20  # in the time that a rank may wait; more if a pause between two would exceed LONGEST_PAUSE_S
@@ -45,30 +40,31 @@ class Watchdog:
     folder: on a file system that the nodes share. phases: all names; meetings: those in which ranks wait for each
     other, and which all of them come to equally often. after_s: how long they may wait. ends_job: whether a longer wait
     ends the job; else it prints a line on stderr. waits: phases in which a rank waits for some others. titles: of each
-    rank, text to print beside its host: "stage 2 shard 1". is_asked: whether SIGTERM has come to this rank; called by
-    the thread.
+    rank, text to print beside its host: "stage 2 shard 1". is_asked(): whether SIGTERM has come to this rank.
     """
 
     def __init__(
         self, world: World, folder, phases, meetings, after_s: float, ends_job: bool = False, waits=(), titles=(),
         is_asked=lambda: False,
     ):  # fmt: skip
+        self._world = world
+        self._names = ("no phase", *phases)
+        self._ends_job = ends_job
         self._titles = titles
-        self._world, self._names, self._after_s, self._ends_job = world, ("no phase", *phases), after_s, ends_job
+        self._is_asked = is_asked
+        self._told = None  # the Stall that has been printed and is not over
         self._live = LivePositions(world, folder, phases, meetings)
         self.on_phase = self._live.enter
         self._pause_s = min(LONGEST_PAUSE_S, after_s / LOOKS)
+        self._due = time.monotonic() + self._pause_s
+        tick_s = min(TICK_S, self._pause_s)
         is_meeting, is_wait = (np.array([name in chosen for name in self._names]) for chosen in (meetings, waits))
-        self._all = Observation(is_meeting, after_s, 2 * self._pause_s, is_wait)
         self._node = Observation(is_meeting, SILENT_PAUSES * self._pause_s, 2 * self._pause_s)
-        watchers = [place["rank"] for place in world.places if place["rank"] < 2 or place["local_rank"] == 0]
-        self._before = watchers[: watchers.index(world.rank)] if world.rank in watchers else None
-        self._first_nodes = {place["node"] for place in world.places[:2]}
-        self._first = Observation(is_meeting, after_s, 2 * self._pause_s)
-        self._told, self._is_asked, self._due = None, is_asked, time.monotonic() + self._pause_s
-        gone_s, tick_s = self._pause_s + GONE_S, min(TICK_S, self._pause_s)
-        new_observation = partial(Observation, is_meeting, gone_s, 2 * tick_s, is_wait)
-        self._without = EndWithoutGone(world, self._live, self._before, self._first_nodes, new_observation)
+        self._lookout = Lookout(world, self._live, lambda: Observation(is_meeting, after_s, 2 * self._pause_s, is_wait))
+        after_sigterm = Lookout(
+            world, self._live, lambda: Observation(is_meeting, self._pause_s + GONE_S, 2 * tick_s, is_wait)
+        )
+        self._without = EndWithoutGone(world, self._live, after_sigterm)
         if world.rank == 0 and self._live.unseen:
             say(f"{folder} is not shared with {', '.join(self._live.unseen)}: a stall there is not seen")
         self._thread = Repeating(self._watch, tick_s, "watchdog")
@@ -89,8 +85,9 @@ class Watchdog:
         self._live.pulse(self._is_asked())
         if self._world.node_count > 1 and self._world.local_rank < 2:
             self._publish()
-        if self._before is not None and (self._world.rank < 2 or self._first_are_silent()):
-            self._look()
+        seen = self._lookout.look()
+        if seen is not None and seen.are_silent(self._lookout.before):
+            self._judge(seen)
 
     def _end_without(self, gone: list[int]) -> None:
         """End this rank, which SIGTERM asks to end, and which waits for ranks that are gone."""
@@ -104,21 +101,14 @@ class Watchdog:
         """Write the node's records for the others, if this is the leader, or the second rank beside a silent leader."""
         positions = self._live.node_positions()
         self._node.look(positions, time.monotonic())
-        if self._world.local_rank == 0 or self._node.is_silent(positions["rank"][0]):
+        if self._world.local_rank == 0 or self._node.are_silent([positions["rank"][0]]):
             self._live.publish()
 
-    def _first_are_silent(self) -> bool:
-        """Return whether ranks 0 and 1 are silent. That reads one or two files; only if they are, all are read."""
-        self._first.look(self._live.read(self._first_nodes), time.monotonic())
-        return self._first.is_silent(0) and self._first.is_silent(1)
-
-    def _look(self) -> None:
-        self._all.look(self._live.read(range(self._world.node_count)), time.monotonic())
-        if not all(self._all.is_silent(rank) for rank in self._before):
-            return  # a rank in `_before` lives, and does it
+    def _judge(self, seen: Observation) -> None:
+        """Print a stall, or end the job."""
         # The network is judged only if all of several nodes are seen: within a node no port carries anything.
         sees_all_ports = self._world.node_count > 1 and not self._live.unseen
-        stall = self._all.find_stall() or (self._all.find_standstill() if sees_all_ports else None)
+        stall = seen.find_stall() or (seen.find_standstill() if sees_all_ports else None)
         if stall and self._ends_job:
             end_job(self._world.comm, f"{self._tell(stall)}; the job ends, as --end-on-stall says\n")
         elif stall and not self._told:
@@ -143,7 +133,8 @@ class Watchdog:
     def _tell(self, stall: Stall) -> str:
         """Describe a stall: "rank 5 on cn03 has been in backward of step 17 for 62 s while 8 ranks wait: ..." """
         where = f"{self._names[stall.phase]} of step {stall.step}"
-        what, why = f"has been in {where} for {stall.since_s:.0f} s", ""
+        what = f"has been in {where} for {stall.since_s:.0f} s"
+        why = ""
         if stall.is_silent:
             what = f"shows no sign of life for {stall.since_s:.0f} s, last seen in {where},"
             why = "stopped, swapped out, in a loop that holds Python's lock, or the host is gone; "

@@ -3,9 +3,9 @@
 from contextlib import closing
 
 from dist.gpu.links import LinksThroughHost
-from dist.gpu.parts import PartsThroughHost, StreamParts
+from dist.gpu.shard_sums import StreamSums, SumsThroughHost
 from dist.gpu.staging import HostStaging
-from dist.parts import new_parts
+from dist.shard_sums import new_shard_sums
 from dist.stage_links import StageLinks
 from dist.world import World
 from gpt2.errors import UserError
@@ -24,16 +24,16 @@ class Partners:
         self._resources = resources
         self._made = None
 
-    def new_parts(self, parts_world: World, elements: int):
+    def new_parts(self, shards_world: World, elements: int):
         """Set up sums of at most `elements` numbers over tensor-parallel ranks. Collective over the job."""
-        comm = self._backend.new_comm(parts_world)
+        comm = self._backend.new_comm(shards_world)
         if comm is not None:
-            with parts_world.together(UserError):
-                return StreamParts(comm, elements, self._backend.model.parameters.dtype, self._phase)
-        parts = self._resources.enter_context(closing(new_parts(parts_world, elements, self._phase)))
+            with shards_world.together(UserError):
+                return StreamSums(comm, elements, self._backend.model.parameters.dtype, self._phase)
+        parts = self._resources.enter_context(closing(new_shard_sums(shards_world, elements, self._phase)))
         if self._backend.device is None:
             return parts
-        return PartsThroughHost(parts, self._staging(parts_world), self._phase)
+        return SumsThroughHost(parts, self._staging(shards_world), self._phase)
 
     def new_links(self, stages_world: World, shape: tuple[int, ...], parts):
         """Return the links between stages, for rows of this shape. parts: from new_parts, or None. Collective."""

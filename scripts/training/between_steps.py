@@ -190,7 +190,7 @@ class ReplicaCheck:
         self.model = model
         self.every = every
         self.holds = holds
-        self._piece = (mesh.stage, mesh.part) if shares_model(mesh) else None
+        self._piece = (mesh.stage, mesh.shard) if shares_model(mesh) else None
 
     def after(self, step: MadeStep) -> None:
         """End the job if ranks' parameters differ, naming the ranks that differ from most others.

@@ -19,7 +19,7 @@ from strategies import Strategy
 
 
 class ModelSync:
-    """Wraps a strategy. tensor_parts: see dist/parts.py, None without tensor parallelism. stage_links: see
+    """Wraps a strategy. tensor_parts: see dist/shard_sums.py, None without tensor parallelism. stage_links: see
     dist/stage_links.py, None without a pipeline.
 
     kernels: the kernel set of the arrays. parameters, gradients: Parameters of the model shard, with room for tensors
@@ -62,7 +62,7 @@ class ModelSync:
         is_embedding = self.shard.is_first and index == 0
         is_last = self.shard.is_last and index == len(self.layout.ranges) - 1
         if self.tensor_parts is not None and not is_embedding:
-            self.tensor_parts.lend(self._replicated(None if is_last else index - self.shard.is_first))
+            self.tensor_parts.broadcast(self._replicated(None if is_last else index - self.shard.is_first))
         if is_embedding and self.owns_head:
             self.stage_links.send_head(self.parameters.wte)
         if is_last and self.uses_head:

@@ -4,7 +4,6 @@ If each rank has a whole model, the mesh is the world, and there are no partners
 """
 
 from collections.abc import Callable
-from contextlib import closing
 
 from dist.mesh import make_mesh
 from dist.progress_engine import progressing
@@ -53,13 +52,13 @@ class SharedModel:
     def __init__(self, cut: ModelCut, config: GPT2Config, world: World, resources):
         self.cut = cut
         self._resources = resources
-        self.mesh = resources.enter_context(closing(make_mesh(world, cut.tensor, cut.pipeline)))
+        self.mesh = make_mesh(world, cut.tensor, cut.pipeline)
         if self.mesh.spans_nodes:
             world.print(
                 "warning: parts of --tensor-parallel lie on several nodes, so every layer waits for the network: start "
                 f"a multiple of {cut.tensor} ranks on each node"
             )
-        shard = cut.shards[self.mesh.stage * cut.tensor + self.mesh.part]
+        shard = cut.shards[self.mesh.stage * cut.tensor + self.mesh.shard]
         self.whole = Layout(config)
         self.layout = Layout(config, SHARD_MULTIPLE * self.mesh.data_world.size, shard)
         self.stages = [place["stage"] for place in self.mesh.coordinates]
@@ -77,7 +76,7 @@ class SharedModel:
         mesh = self.mesh
         if not shares_model(mesh):
             return {}
-        place = {"copy": mesh.copy, "part": mesh.part, "stage": mesh.stage}
+        place = {"copy": mesh.replica, "part": mesh.shard, "stage": mesh.stage}
         return place | {"mesh": [mesh.data, mesh.tensor, mesh.pipeline]}
 
     def group_tracer(self, tracer):
@@ -100,7 +99,7 @@ class SharedModel:
         C = self.whole.config.n_embd
         partners = Partners(backend, tracer.interruption, self._resources)
         if mesh.tensor > 1:
-            self.parts = partners.new_parts(mesh.parts_world, C * max(rows, REPLICATED_VECTORS))
+            self.parts = partners.new_parts(mesh.shards_world, C * max(rows, REPLICATED_VECTORS))
         if mesh.pipeline > 1:
             parts = self.parts if mesh.tensor > 1 else None
             self.stage_links = partners.new_links(mesh.stages_world, (rows, C), parts)

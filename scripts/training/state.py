@@ -41,7 +41,7 @@ def shares_model(mesh) -> bool:
 
 def prefix_of(mesh) -> str:
     """Return the prefix of this rank's arrays in a checkpoint."""
-    return array_prefix(mesh.stage, mesh.part) if shares_model(mesh) else ""
+    return array_prefix(mesh.stage, mesh.shard) if shares_model(mesh) else ""
 
 
 def mesh_facts(mesh, config, layers) -> dict:

@@ -77,10 +77,10 @@ class ShardGathering:
         self._held = held
         config = held.layout.config
         self._comm = mesh.model_world.comm.Dup()  # for these messages alone
-        places = self._comm.allgather((mesh.copy, mesh.stage, mesh.part, held.layout.shard))
+        places = self._comm.allgather((mesh.replica, mesh.stage, mesh.shard, held.layout.shard))
         self._root = next(rank for rank, place in enumerate(places) if place[1:3] == (0, 0))
         self._layouts = [Layout(config, 1, shard) for *_, shard in places]
-        self._takes_part = mesh.copy == 0
+        self._takes_part = mesh.replica == 0
         self.whole = None
         if self._takes_part and self._comm.rank == self._root:
             layout = Layout(config)

@@ -54,7 +54,8 @@ class StagedAdamW:
         if self._is_first:
             staging.before_compute(staging.into(parameters, self._master))
             self._is_first = False
-        updated, down = [], None
+        updated = []
+        down = None
         for index, ((low, high), optimizer) in enumerate(zip(self._chunks, self._optimizers, strict=True)):
             landing = staging.landings[index % 2][: high - low]
             staging.before_compute(staging.into(gradients[low:high], landing, updated[-2] if index > 1 else None))

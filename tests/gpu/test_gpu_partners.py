@@ -10,9 +10,9 @@ from dist.gpu import staging
 from dist.gpu.gpu_aware import GpuAwareComm
 from dist.gpu.links import LinksThroughHost
 from dist.gpu.nccl import NcclComm
-from dist.gpu.parts import PartsThroughHost, StreamParts
+from dist.gpu.shard_sums import StreamSums, SumsThroughHost
 from dist.gpu.staging import HostStaging
-from dist.parts import SMALL, new_parts
+from dist.shard_sums import SMALL, new_shard_sums
 from dist.stage_links import DOWN, UP
 from gpt2.kernels.cupy import cublaslt
 from gpt2.kernels.cupy.device import Device
@@ -55,10 +55,10 @@ def resources():
 
 def parts_by(way, comm, device, dtype, resources):
     if way in COMMS:
-        return StreamParts(COMMS[way](comm, device, device.stream), np.prod(ROWS), dtype, phase)
+        return StreamSums(COMMS[way](comm, device, device.stream), np.prod(ROWS), dtype, phase)
     world = on_nodes(comm, comm.size if way == "a node's memory" else 1)
-    parts = resources.enter_context(closing(new_parts(world, int(np.prod(ROWS)), phase)))
-    return PartsThroughHost(parts, resources.enter_context(closing(HostStaging(device))), phase)
+    parts = resources.enter_context(closing(new_shard_sums(world, int(np.prod(ROWS)), phase)))
+    return SumsThroughHost(parts, resources.enter_context(closing(HostStaging(device))), phase)
 
 
 def values_of(rank, shape, dtype):
@@ -115,7 +115,7 @@ def test_parts_lend_and_join(comm, new_device, resources):
                 for n in (7, 300)
             }
             for turn in range(2):
-                parts.lend([array for (other, _), array in lent.items() if other == turn])
+                parts.broadcast([array for (other, _), array in lent.items() if other == turn])
             whole, rows = values_of(5, ROWS, dtype), np.full(ROWS, np.nan, np.float32)
             own = slice(*parts.share(rows.size))
             rows.reshape(-1)[own] = whole.reshape(-1)[own]
@@ -176,10 +176,9 @@ def test_each_part_sends_its_share(comm, new_device, resources):
     from dist.mesh import make_mesh
 
     mesh = make_mesh(on_nodes(comm, 4), 2, 2)
-    resources.enter_context(closing(mesh))
     for way in WAYS[:3]:
         device = new_device()
-        parts = parts_by(way, mesh.parts_world.comm, device, np.float32, resources)
+        parts = parts_by(way, mesh.shards_world.comm, device, np.float32, resources)
         links = LinksThroughHost(
             mesh.stages_world, ROWS, phase, resources.enter_context(closing(HostStaging(device))), parts
         )

@@ -1,8 +1,7 @@
 """Our own exchanges, their wires, what moves them on, the memory a node shares, and the links they cross."""
 
-import math
 from contextlib import nullcontext
-from itertools import pairwise
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,10 +11,9 @@ from dist.buffers import NodeBuffers
 from dist.host import host_ring, host_tree
 from dist.probe.links import bucket_bytes, probe_links, rate_both_ways, segment_bytes
 from dist.progress_engine import ProgressEngine, progressing
-from dist.waiting import Condition, EarlySum, sum_everywhere, wait
-from dist.wire import BFloat16Wire, PlainWire, WireFormat, round_to_bfloat16, widen
+from dist.waiting import Condition, wait
+from dist.wire import PlainWire, WireFormat, round_to_bfloat16, widen
 from dist.world import world_of
-from strategies.bucketed import plan_buckets
 
 SEGMENT_BYTES = 10_000  # so that chunks have several, the last shorter
 
@@ -49,112 +47,6 @@ def test_bfloat16_keeps_what_is_no_number():
     assert result[0] == np.inf
     assert result[1] == -np.inf
     assert np.isnan(result[2:]).all()
-
-
-def test_error_feedback_pays_back_what_rounding_took():
-    """Sending the same value again and again, the mean of what arrives comes to it; without feedback it stays off."""
-    exact = np.linspace(1.0, 2.0, 1001, dtype=np.float32)[1:-1]
-
-    def mean_received(error_feedback):
-        wire, total = BFloat16Wire(len(exact), SEGMENT_BYTES, error_feedback), np.zeros(len(exact))
-        for _ in range(256):
-            flat = exact.copy()
-            total += wire.unpacked(wire.packed(flat, 0, len(flat)))
-        return total / 256
-
-    assert np.abs(mean_received(True) - exact).max() < 1e-4
-    assert np.abs(mean_received(False) - exact).max() > 1e-3
-
-
-@pytest.mark.ranks(1, 2, 3, 4, 7)
-def test_tree_sums_exactly(comm):
-    """At 7 ranks some are two levels below a root."""
-    progress = ProgressEngine()
-    for size in (1, 2, 1001, 300_001):
-        for wire in ("float32", "bfloat16"):
-            flat = ((np.arange(size) + comm.rank) % 17).astype(np.float32)
-            everyone = sum((np.arange(size) + rank) % 17 for rank in range(comm.size))
-            for exchange in host_tree.allreduce(
-                comm, flat, 0, size, WireFormat(wire, SEGMENT_BYTES).new(size), tags=(3, 4)
-            ):
-                progress.start(exchange)
-            progress.finish()
-            np.testing.assert_array_equal(flat, everyone, err_msg=f"{size} {wire}")
-
-
-@pytest.mark.ranks(1, 2, 3, 4)
-def test_ring_sums_exactly(comm):
-    """Small whole numbers have exact sums in float32, and up to 256 in bfloat16 too; every size, also below N."""
-    progress = ProgressEngine()
-    for size in (1, 3, comm.size, 1001, 70_001):
-        for wire in ("float32", "bfloat16"):
-            mine = (np.arange(size) + comm.rank) % 17
-            addend = np.full(size, comm.rank % 3)
-            everyone = sum((np.arange(size) + rank) % 17 + rank % 3 for rank in range(comm.size))
-            flat = mine.astype(np.float32)
-            addends = [addend.astype(np.float32)]
-            progress.start(
-                host_ring.allreduce(comm, flat, addends, 0, size, WireFormat(wire, SEGMENT_BYTES).new(size), tag=3)
-            )
-            progress.finish()
-            np.testing.assert_array_equal(flat, everyone, err_msg=f"{size} {wire}")
-
-
-@pytest.mark.ranks(2, 3)
-def test_halves_of_the_ring(comm):
-    """Between reduce-scatter and all-gather the owner may change its chunk; outside the range nothing is touched."""
-    size, start, stop = 20_011, 7, 20_003
-    flat = np.arange(size, dtype=np.float32)
-    progress = ProgressEngine()
-    progress.start(host_ring.reduce_scatter(comm, flat, [], start, stop, PlainWire(SEGMENT_BYTES), tag=1))
-    progress.finish()
-    own = slice(*host_ring.own_chunk(comm.size, comm.rank, start, stop))
-    np.testing.assert_array_equal(flat[own], comm.size * np.arange(size)[own])
-    flat[own] += 1
-    progress.start(host_ring.all_gather(comm, flat, start, stop, PlainWire(SEGMENT_BYTES), tag=1))
-    progress.finish()
-    expected = np.arange(size)
-    expected[start:stop] = comm.size * expected[start:stop] + 1
-    np.testing.assert_array_equal(flat, expected)
-
-
-@pytest.mark.ranks(3)
-def test_many_exchanges_at_once(comm):
-    """More than may be in flight, poked and not finished until the end, each with a tag of its own."""
-    progress, vectors = (
-        ProgressEngine(in_flight=3),
-        [np.full(5000 + index, comm.rank + index, np.float32) for index in range(9)],
-    )
-    for index, flat in enumerate(vectors):
-        progress.start(host_ring.allreduce(comm, flat, [], 0, len(flat), PlainWire(SEGMENT_BYTES), tag=1 + index))
-        progress.progress()
-    progress.finish()
-    for index, flat in enumerate(vectors):
-        np.testing.assert_array_equal(flat, 3 + 3 * index)
-    assert not progress.progress()
-
-
-def test_one_exchange_is_finished_while_others_go_on():
-    """One at a time: the third waits for its turn, and waiting for the first does not wait for the second."""
-    ended, open_doors, asked = [], {"first"}, []
-
-    def exchange(name):
-        yield Condition(lambda: asked.append(name) or name in open_doors)
-        ended.append(name)
-
-    progress = ProgressEngine(in_flight=2)
-    first, second, third = (progress.start(exchange(name)) for name in ("first", "second", "third"))
-    progress.finish(first)
-    assert ended == ["first"]
-    progress.finish(first)
-    open_doors.add("third")
-    progress.finish(third)
-    assert ended == ["first", "third"]
-    assert "second" in asked
-    open_doors.add("second")
-    progress.finish()
-    assert ended == ["first", "third", "second"]
-    progress.finish(second)
 
 
 def test_exchanges_move_on_while_something_else_is_waited_for():
@@ -192,23 +84,31 @@ def test_poking_follows_each_function():
     assert calls == ["double", "progress"]
 
 
-@pytest.mark.ranks(1, 3)
-def test_sum_everywhere_has_the_same_bits(comm):
-    numbers = sum_everywhere(comm, 0.1 * (comm.rank + 1), 1e16 if comm.rank == 0 else 1.0)
-    assert len(set(comm.allgather(tuple(numbers)))) == 1
-    assert numbers[1] == 1e16 + (comm.size - 1)
+def ring(comm, flat, wire):
+    """All-reduce flat and an addend of each rank's, in one exchange."""
+    addends = [np.full(len(flat), comm.rank % 3, np.float32)]
+    return [host_ring.allreduce(comm, flat, addends, 0, len(flat), wire, tag=3)]
 
 
-@pytest.mark.ranks(1, 3)
-def test_an_early_sum_waits_for_every_part_of_every_rank(comm):
-    """Rank 0 has two parts a time, the others one, but the last none: twice, with the same bits."""
-    parts = 0 if comm.rank == comm.size - 1 > 0 else 2 if comm.rank == 0 else 1
-    total = EarlySum(comm, parts)
-    for offset in (0.0, 1e16):
-        for part in range(parts):
-            total.add(offset + 0.1 * comm.rank + part)
-        everyone = comm.allgather([offset + 0.1 * comm.rank + part for part in range(parts)])
-        assert total.result() == math.fsum(math.fsum(own) for own in everyone)
+def tree(comm, flat, wire):
+    flat += comm.rank % 3
+    return host_tree.allreduce(comm, flat, 0, len(flat), wire, tags=(3, 4))
+
+
+@pytest.mark.ranks(1, 2, 3, 4, 7)
+def test_rings_and_trees_sum_exactly(comm):
+    """Small whole numbers have exact sums in float32, and up to 256 in bfloat16 too; every size, also below N.
+
+    At 7 ranks some are two levels below a tree's root.
+    """
+    progress = ProgressEngine()
+    for exchanges, wire, size in product((ring, tree), ("float32", "bfloat16"), (1, 3, comm.size, 1001, 70_001)):
+        flat = ((np.arange(size) + comm.rank) % 17).astype(np.float32)
+        for exchange in exchanges(comm, flat, WireFormat(wire, SEGMENT_BYTES).new(size)):
+            progress.start(exchange)
+        progress.finish()
+        everyone = sum((np.arange(size) + rank) % 17 + rank % 3 for rank in range(comm.size))
+        np.testing.assert_array_equal(flat, everyone, err_msg=f"{exchanges.__name__} {size} {wire}")
 
 
 @pytest.mark.ranks(1, 2, 3)
@@ -291,14 +191,3 @@ def test_buckets_grow_with_latency_and_rate():
     slow = [{"latency_s": 1e-3, "both": 50e6}] * 5
     assert bucket_bytes(slow) == pytest.approx(20 * 1e-3 * 50e6 * 5)
     assert bucket_bytes([]) == bucket_bytes([{"latency_s": 1e-6, "both": 1e6}] * 2)
-
-
-@pytest.mark.parametrize("bucket", [1, 4 * 15, 4 * 30, 10**6])
-def test_buckets_tile_what_backward_finishes(bucket):
-    final = [(90, 100), (60, 90), (30, 60), (0, 30)]
-    buckets = plan_buckets(final, bucket)
-    assert buckets[0][1] == 100
-    assert buckets[-1][0] == 0
-    assert all(following[1] == low for (low, _), following in pairwise(buckets))
-    assert {low for low, _ in buckets} <= {low for low, _ in final}
-    assert all((high - low) * 4 >= bucket for low, high in buckets[:-1])

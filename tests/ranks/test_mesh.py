@@ -8,13 +8,12 @@ import pytest
 from dist import shared_memory
 from dist.buffers import NodeBuffers
 from dist.mesh import make_mesh
-from dist.mpi import MPI
-from dist.parts import RingParts, SharedParts, new_parts
+from dist.shard_sums import RingSums, SharedMemorySums, new_shard_sums
 from dist.waiting import wait
 from dist.world import world_of
-from tests.ranks.test_parts import check_sum, no_phase, values
+from tests.ranks.test_shard_sums import check_sum, no_phase, values
 
-GROUPS = ("data_world", "model_world", "parts_world", "stages_world")
+GROUPS = ("data_world", "model_world", "shards_world", "stages_world")
 
 
 def members(mesh, comm):
@@ -27,15 +26,14 @@ def test_groups_on_one_node(comm):
     world = world_of(comm, comm.Split(0, comm.rank))
     mesh = make_mesh(world, 2, 2)
     part, stage = comm.rank % 2, comm.rank // 2
-    assert (mesh.part, mesh.copy, mesh.stage, mesh.data) == (part, 0, stage, 1)
+    assert (mesh.shard, mesh.replica, mesh.stage, mesh.data) == (part, 0, stage, 1)
     assert members(mesh, comm) == {
         "data_world": [comm.rank], "model_world": [0, 1, 2, 3],
-        "parts_world": [2 * stage, 2 * stage + 1], "stages_world": [part, part + 2],
+        "shards_world": [2 * stage, 2 * stage + 1], "stages_world": [part, part + 2],
     }  # fmt: skip
-    assert mesh.parts_world.local_size == 2
+    assert mesh.shards_world.local_size == 2
     assert not mesh.spans_nodes
     assert mesh.coordinates[comm.rank] == {"rank": comm.rank, "copy": 0, "part": part, "stage": stage}
-    mesh.close()
 
 
 @pytest.mark.ranks(4)
@@ -44,19 +42,16 @@ def test_groups_on_two_nodes_that_ranks_are_dealt_to_in_turn(comm):
     world = world_of(comm, comm.Split(comm.rank % 2, comm.rank))
     mesh = make_mesh(world, 2, 1)
     node = comm.rank % 2
-    assert (mesh.part, mesh.copy, mesh.stage) == (comm.rank // 2, node, 0)
-    assert members(mesh, comm)["parts_world"] == [node, node + 2]
+    assert (mesh.shard, mesh.replica, mesh.stage) == (comm.rank // 2, node, 0)
+    assert members(mesh, comm)["shards_world"] == [node, node + 2]
     assert members(mesh, comm)["data_world"] == [comm.rank - node, comm.rank - node + 1]
-    assert (mesh.parts_world.node_count, mesh.data_world.node_count) == (1, 2)
+    assert (mesh.shards_world.node_count, mesh.data_world.node_count) == (1, 2)
     assert not mesh.spans_nodes
-    mesh.close()
     mesh = make_mesh(world, 1, 4)
     assert members(mesh, comm)["stages_world"] == [0, 2, 1, 3]
     assert [mesh.stage, mesh.stages_world.rank] == [[0, 2, 1, 3].index(comm.rank)] * 2
-    mesh.close()
     mesh = make_mesh(world, 4, 1)
     assert mesh.spans_nodes
-    mesh.close()
 
 
 @pytest.mark.ranks(4)
@@ -64,11 +59,10 @@ def test_groups_of_one_job_may_sum_by_different_means(comm):
     """Nodes of 3 ranks and of 1: the parts of one group share a memory, those of the other do not."""
     mesh = make_mesh(world_of(comm, comm.Split(comm.rank // 3, comm.rank)), 2, 1)
     assert mesh.spans_nodes
-    parts = new_parts(mesh.parts_world, 35, no_phase)
-    assert type(parts) is (SharedParts if mesh.copy == 0 else RingParts)
-    check_sum(mesh.parts_world.comm, parts.sum(values(mesh.part, (5, 7))), (5, 7))
+    parts = new_shard_sums(mesh.shards_world, 35, no_phase)
+    assert type(parts) is (SharedMemorySums if mesh.replica == 0 else RingSums)
+    check_sum(mesh.shards_world.comm, parts.sum(values(mesh.shard, (5, 7))), (5, 7))
     parts.close()
-    mesh.close()
 
 
 @pytest.mark.ranks(3)
@@ -76,17 +70,7 @@ def test_without_parts_and_stages_copies_are_the_job(comm):
     world = world_of(comm, comm.Split(comm.rank % 2, comm.rank))
     mesh = make_mesh(world, 1, 1)
     assert mesh.data_world is world
-    assert (mesh.copy, mesh.data) == (comm.rank, 3)
-    mesh.close()
-    assert comm.allreduce(1) == 3
-
-
-@pytest.mark.ranks(2)
-def test_communicators_are_given_back(comm):
-    mesh = make_mesh(world_of(comm, comm.Split(0, comm.rank)), 2, 1)
-    mesh.close()
-    for world in (getattr(mesh, name) for name in GROUPS):
-        assert world.comm == world.local_comm == MPI.COMM_NULL
+    assert (mesh.replica, mesh.data) == (comm.rank, 3)
 
 
 @pytest.mark.ranks(4)
@@ -101,7 +85,6 @@ def test_a_mistake_in_one_group_ends_all(comm, capsys):
         assert printed.startswith("error: no such file (rank 3 on ") if comm.rank == 0 else not printed
         getattr(mesh, name).print("once")
         assert capsys.readouterr().out == ("once\n" if comm.rank == 0 else "")
-    mesh.close()
 
 
 def fail_together(world, fails):
@@ -128,7 +111,6 @@ def test_memory_of_all_groups_of_a_node_adds_up(comm, monkeypatch, capsys):
             with pytest.raises(SystemExit):
                 NodeBuffers(mesh.data_world, size)
             assert ("for the buffers that its ranks share" in capsys.readouterr().err) == (comm.rank == 0)
-    mesh.close()
 
 
 @pytest.mark.ranks(4)
@@ -138,6 +120,5 @@ def test_too_little_memory_for_the_sums_of_one_group_ends_all(comm, monkeypatch,
     free = 1 << 30 if comm.rank < 2 else 1
     monkeypatch.setattr(shared_memory.os, "statvfs", lambda folder: SimpleNamespace(f_bavail=free, f_frsize=1))
     with pytest.raises(SystemExit):
-        new_parts(mesh.parts_world, 35, no_phase)
+        new_shard_sums(mesh.shards_world, 35, no_phase)
     assert ("MB for the sums over parts of tensors" in capsys.readouterr().err) == (comm.rank == 0)
-    mesh.close()

@@ -130,19 +130,6 @@ def test_rounded_parameters_arrive_rounded_on_every_rank(comm):
     assert 0.6 < is_rounded.mean() < 0.8
 
 
-@pytest.mark.ranks(4)
-def test_a_third_of_the_state_is_replicated(comm):
-    """Between nodes; the ranks of a node share it all."""
-    for sizes in PLACEMENTS[comm.size]:
-        world = nodes_of(comm, sizes)
-        training = Training(world, "hierarchical-sharded", bucket_bytes=0)
-        on_node = world.local_comm.allreduce(sum(training.state))
-        expected = training.layout.size * (1 / 3 + 2 / 3 / len(sizes))
-        assert abs(on_node - expected) <= 2 * len(training.strategy.buckets) * len(training.strategy.rails)
-        most = comm.allreduce(sum(training.state), max)
-        assert most <= training.layout.size * (1 / 3 + 2 / 3 / len(sizes)) / min(sizes) + 50
-
-
 class Gates:
     """Stands for the ring module: once they are `closed`, all-gathers wait, each until its range's end is let go."""
 
@@ -179,7 +166,7 @@ def test_nobody_uses_parameters_that_have_not_arrived(comm, monkeypatch):
     gates.let_go.add(second_stop)
     for _ in range(100):
         strategy.progress()
-        assert not strategy.node.arrived(strategy.rails, strategy.at_update + 1).Test()
+        assert not strategy.node.arrived(strategy.rails, strategy.gathers.started + 1).Test()
         time.sleep(1e-4)
     comm.Barrier()
     if strategy.rail is not None:

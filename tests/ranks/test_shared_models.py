@@ -21,7 +21,7 @@ def test_rank_0_sees_the_whole_model(comm):
     shapes = [((3,), 2), ((1, 2), 1)] + ([((2, 1), 2), ((1, 1, 1, 0), 1)] if comm.size == 4 else [])
     for layers, parts in shapes:
         mesh = mesh_of(world, parts, len(layers))
-        layout = Layout(CONFIG, 16, model_shards(layers, parts)[mesh.stage * parts + mesh.part])
+        layout = Layout(CONFIG, 16, model_shards(layers, parts)[mesh.stage * parts + mesh.shard])
         held = Parameters.zeros(layout)
         initialize(held, 5)
         model = WholeModel(held, lambda start, stop: None, lambda start, stop: None, mesh)
@@ -30,7 +30,7 @@ def test_rank_0_sees_the_whole_model(comm):
                 if world.rank == 0:
                     np.testing.assert_array_equal(model.parameters.flat[start:stop], whole.flat[start:stop])
         ReplicaCheck(world, model, 1, True, mesh).after(MadeStep(1, None, {}))
-        held.flat[-1] += mesh.copy + mesh.part + 3 * mesh.stage  # pieces differ, copies only where there are several
+        held.flat[-1] += mesh.replica + mesh.shard + 3 * mesh.stage  # replicas differ only if there are several
         if mesh.data == 1:
             ReplicaCheck(world, model, 1, True, mesh).after(MadeStep(1, None, {}))
         else:

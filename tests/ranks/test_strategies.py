@@ -7,13 +7,12 @@ from dist.progress_engine import progressing
 from dist.ranges import cut
 from dist.world import world_of
 from gpt2.config import GPT2Config
-from gpt2.errors import UserError
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2, no_hook
 from gpt2.optimizer import AdamW, AdamWSettings, Clipping, clip_scale
 from gpt2.parameters import Layout, Parameters, initialize
 from strategies import STRATEGIES
-from strategies.compatibility import check_exchange, check_server, worker_count
+from strategies.compatibility import worker_count
 from tests.support.jobs import host_job
 from traces import Tracer
 
@@ -157,74 +156,8 @@ def test_bfloat16_on_the_wire_changes_little_and_the_same_everywhere(comm):
             assert 1e-6 < error < 2e-2, f"{name} {options}: relative error {error}"
 
 
-@pytest.mark.ranks(7)
-def test_mpis_collectives_give_the_serial_weights_on_more_ranks(comm):
-    """By both operations, to the order of float32 sums; and in bfloat16 to what its rounding makes of a few steps.
-
-    Nine ranks: tests/suites/test_virtual_cluster_training.py.
-    """
-    reference, losses, _ = serial(EARLY)
-    for name in [name for name, kind in STRATEGIES.items() if kind.traits.operations]:
-        for options, most in (({}, 1e-6), ({"op": "own"}, 1e-6), ({"wire": "bfloat16"}, 2e-2)):
-            world = world_of(comm, comm.Split(comm.rank // 2, comm.rank))
-            parameters, found, *_ = distributed(world, name, EARLY, **options)
-            others = comm.allgather(parameters.tobytes())
-            assert others.count(others[0]) == comm.size, f"{name} {options}: parameters differ between ranks"
-            error = np.abs(parameters - reference).max() / np.abs(reference).max()
-            assert error < most, f"{name} {options}: relative error {error}"
-            np.testing.assert_allclose(found, losses, rtol=1e-6 if most == 1e-6 else 1e-2)
-
-
 @pytest.mark.ranks(3)
 def test_none_exchanges_nothing(comm):
     """Each rank goes its own way."""
     parameters, *_ = distributed(next(placements(comm)), "none")
     assert len(set(comm.allgather(parameters.tobytes()))) == comm.size
-
-
-@pytest.mark.ranks(3)
-def test_optimizer_state_is_sharded(comm):
-    """In sliced-in-turn and reduce-scatter a rank keeps state for what it updates; the server alone in reduce-bcast."""
-    held = {}
-    world = next(placements(comm))
-    for name in ("reduce-bcast", "sliced-in-turn", "reduce-scatter", "allreduce"):
-        asked = []
-        buffers = STRATEGIES[name].traits.buffers(world, 1056)
-        parts = dict.fromkeys(["sum_of_squares", "clipping", "tracer"])
-        new_optimizer = lambda start, stop, asked=asked: asked.append((start, stop))  # noqa: E731
-        STRATEGIES[name](host_job(STRATEGIES[name], world, buffers=buffers, new_optimizer=new_optimizer, **parts))
-        held[name] = comm.allgather(asked)
-    thirds = [[(0, 352)], [(352, 704)], [(704, 1056)]]
-    assert held["sliced-in-turn"] == held["reduce-scatter"] == thirds
-    assert held["reduce-bcast"] == [[(0, 1056)], [], []]
-    assert held["allreduce"] == [[(0, 1056)]] * 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("sliced", "dedicated", 3, False), "has no server"),
-        (("reduce-bcast", "dedicated", 1, False), "at least 2"),
-        (("none", "colocated", 2, False), "--no-exchange"),
-        (("sliced", "colocated", 2, True), "--no-exchange"),
-    ],
-)
-def test_what_a_strategy_cannot_do(arguments, says):
-    with pytest.raises(UserError, match=says):
-        check_server(STRATEGIES[arguments[0]], *arguments[1:])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("none", "bfloat16", False, False), "--wire bfloat16 with --strategy none"),
-        (("sliced-in-turn", "float32", False, True), "--overlap with --strategy sliced-in-turn"),
-        (("ring", "float32", False, False, "own"), "--op own with --strategy ring"),
-        (("allreduce", "bfloat16", False, False, "mpi"), "--op mpi with --wire bfloat16"),
-        (("ring", "float32", True, False), "--error-feedback"),
-        (("zero-2", "bfloat16", True, False), "--error-feedback with --strategy zero-2"),
-    ],
-)
-def test_what_our_own_exchanges_are_needed_for(arguments, says):
-    with pytest.raises(UserError, match=says):
-        check_exchange(STRATEGIES[arguments[0]], *arguments[1:])

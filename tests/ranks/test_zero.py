@@ -1,4 +1,4 @@
-"""zero-2 and zero-3: what no rank holds, layers that take turns in memory, micro-steps."""
+"""zero-2 and zero-3: what no rank holds, and layers that take turns in memory."""
 
 import tracemalloc
 
@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from dist.progress_engine import progressing
-from dist.ranges import cut
-from dist.sharded import ShardedGradients, Slots
+from dist.sharded import Slots
 from dist.world import world_of
 from gpt2.config import GPT2Config
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
-from gpt2.optimizer import AdamW, AdamWSettings, Clipping, clip_scale
+from gpt2.optimizer import AdamW, AdamWSettings, Clipping
 from gpt2.parameters import Layout, Parameters, initialize
 from strategies import STRATEGIES
 from tests.support.jobs import host_job
@@ -20,7 +19,7 @@ from traces import Tracer
 
 DEEP = GPT2Config(n_layer=5, n_head=1, n_embd=3, context=4, vocab_size=7)  # no range divides by 2 or 4, or by 3 and 4
 WIDE = GPT2Config(n_layer=8, n_head=2, n_embd=96, context=16, vocab_size=128)  # layers are most of it
-STEPS, MICRO_STEPS, GLOBAL_BATCH, LENGTH = 6, 2, 24, 4
+LENGTH = 4
 KERNELS = load_kernels("numpy", 1)
 ADAMW = AdamWSettings(eps=1e-4)
 CASES = [(name, overlap) for name in ("zero-2", "zero-3") for overlap in (None, 0)]
@@ -64,41 +63,6 @@ class Training:
         for start, stop in self.layout.ranges:
             self.strategy.before_use(start, stop)
             yield self.parameters.flat[start:stop]
-
-
-def serial(batches, scale):
-    layout = Layout(DEEP)
-    parameters, gradients = Parameters.zeros(layout), Parameters.zeros(layout)
-    initialize(parameters, 3)
-    model = GPT2(KERNELS, parameters, gradients, GLOBAL_BATCH, LENGTH)
-    optimizer = AdamW(KERNELS, layout, 0, layout.count, ADAMW)
-    losses = []
-    for batch in batches:
-        losses.append(model.forward(batch[:, :-1], batch[:, 1:], scale) * scale)
-        model.backward(False)
-        _, clip = clip_scale(KERNELS.sum_of_squares(gradients.flat), 0.3)
-        optimizer.update(parameters.flat, gradients.flat, 1e-2, clip)
-    return parameters.flat, losses
-
-
-@pytest.mark.ranks(1, 2, 3, 4)
-def test_micro_steps_through_many_layers_are_one_serial_rank(comm):
-    """Two micro-steps of half a rank's share each; five layers that share two places."""
-    batches = np.random.default_rng(5).integers(DEEP.vocab_size, size=(STEPS, GLOBAL_BATCH, LENGTH + 1)).astype("i4")
-    scale = 1.0 / (GLOBAL_BATCH * LENGTH)
-    reference, reference_losses = serial(batches, scale)
-    start, stop = cut(GLOBAL_BATCH, comm.size)[comm.rank]
-    for name, bucket_bytes in CASES:
-        training = Training(comm, name, DEEP, (stop - start) // MICRO_STEPS, LENGTH, bucket_bytes=bucket_bytes)
-        losses = []
-        for batch in batches:
-            loss, _ = training.step(np.split(batch[start:stop], MICRO_STEPS), scale)
-            losses.append(comm.allreduce(loss))
-        flat = np.concatenate([part.copy() for part in training.ranges()])[: training.layout.count]
-        others = comm.allgather(flat.tobytes())
-        assert others.count(others[0]) == comm.size, f"{name} {bucket_bytes}: parameters differ between ranks"
-        assert np.abs(flat - reference).max() < 1e-5 * np.abs(reference).max(), f"{name} {bucket_bytes}"
-        np.testing.assert_allclose(losses, reference_losses, rtol=1e-5, err_msg=f"{name} {bucket_bytes}")
 
 
 def expected_elements(name, layout, ranks):
@@ -173,16 +137,6 @@ def test_a_layer_is_gathered_one_ahead_and_not_twice(comm):
     events.clear()
     training.model.token_losses(*np.ones((2, 2, LENGTH), np.int32))
     assert " ".join(events) == forward, "after an update everything is gathered anew"
-
-
-@pytest.mark.ranks(3)
-def test_parts_tile_the_vector(comm):
-    ranges = ((0, 10), (10, 11), (11, 31))
-    parts = ShardedGradients(world_of(comm, comm.Split(0, comm.rank)), 31, ranges).new_parts()
-    for part in ranges:
-        parts[part][:] = np.arange(*parts.bounds[part])
-    everything = np.sort(np.concatenate(comm.allgather(parts.flat)))
-    np.testing.assert_array_equal(everything, np.arange(31))
 
 
 def test_slots_are_shared_but_not_by_neighbours():

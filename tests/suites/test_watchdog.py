@@ -1,4 +1,7 @@
-"""dist/watch/watchdog.py: who holds the others up is named while it does, and nobody else ever is."""
+"""dist/watch/watchdog.py: who holds the others up is named while it does, and nobody else ever is.
+
+What it concludes from the ranks' positions: tests/unit/test_stalls.py.
+"""
 
 import json
 import re
@@ -6,11 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from dist.watch.live import LEFT, POSITION
-from dist.watch.stalls import STANDING_BYTES_S, Observation
 from tests.support.launch import launch
 
 ROOT = Path(__file__).parents[2]
@@ -205,120 +205,3 @@ def test_a_server_waits_for_a_long_validation_but_not_for_one_that_hangs(tmp_pat
     assert (result.returncode == 0) == (not hangs), result.stderr
     told = re.findall("rank 1 on .* in eval of step 1 .* 1 rank waits in wait", result.stderr)
     assert len(told) == hangs
-
-
-# --- what is concluded from what is seen ---
-
-PHASES = ["none", "forward", "backward", "reduce"]
-IS_MEETING = np.array([False, False, False, True])
-
-
-def seen(*rows, pulse=0):
-    """Ranks by (step, meetings, phase)."""
-    rows = [(1, rank, 1000 + rank, pulse, 0, step, meetings, PHASES.index(phase), 0, 0, 0, 0)
-            for rank, (step, meetings, phase) in enumerate(rows)]  # fmt: skip
-    return np.array(rows, POSITION)
-
-
-def observe(positions, seconds=100, silent=(), bytes_s=0, at_first=0):
-    """bytes_s: through each rank's node's ports; at_first: in the first second besides."""
-    observation = Observation(IS_MEETING, 60, 2)
-    for second in range(seconds):
-        positions["pulse"] += 1
-        positions["pulse"][list(silent)] = 0
-        positions["moved"] += np.asarray(bytes_s, int) + (at_first if second == 1 else 0)
-        observation.look(positions, second)
-    return observation
-
-
-def watch(positions, **options):
-    return observe(positions, **options).find_stall()
-
-
-def test_the_one_that_has_come_least_far_is_named():
-    stall = watch(seen((17, 1, "reduce"), (17, 2, "reduce"), (17, 0, "backward"), (17, 1, "reduce")))
-    assert (stall.ranks, stall.step, PHASES[stall.phase], stall.pid) == ([2], 17, "backward", 1002)
-    assert (stall.waiting, PHASES[stall.waiting_phase], stall.is_silent) == (3, "reduce", False)
-    assert stall.waiting_s == 99
-
-
-@pytest.mark.parametrize(
-    ("rows", "why"),
-    [
-        ([(17, 1, "reduce"), (17, 1, "reduce")], "all have come: the exchange itself is slow"),
-        ([(17, 0, "backward"), (17, 0, "forward")], "nobody waits"),
-        ([(17, 1, "none"), (17, 0, "backward")], "who has left the exchange does not wait in it"),
-        ([(17, 1, "reduce"), (LEFT, 0, "none")], "who has ended comes nowhere"),
-    ],
-)
-def test_nobody_is_named(rows, why):
-    assert watch(seen(*rows)) is None, why
-
-
-def test_nobody_is_named_too_early():
-    assert watch(seen((17, 1, "reduce"), (17, 0, "backward")), seconds=60) is None
-    assert watch(seen((17, 1, "reduce"), (17, 0, "backward")), seconds=62) is not None
-
-
-def test_silence_counts_more_than_progress():
-    rows = [(17, 2, "reduce"), (17, 1, "reduce"), (17, 3, "reduce")]
-    assert watch(seen(*rows)).ranks == [1]
-    assert watch(seen(*rows), silent=[0]).ranks == [0]
-
-
-def test_a_job_that_was_suspended_as_a_whole_accuses_nobody():
-    """Two looks ten minutes apart: nobody, this rank included, did anything in between."""
-    observation = Observation(IS_MEETING, 60, 2)
-    positions = seen((17, 1, "reduce"), (17, 0, "backward"))
-    observation.look(positions, 0)
-    observation.look(positions, 600)
-    assert observation.find_stall() is None
-
-
-def test_a_node_that_is_seen_late_or_no_more():
-    """The first look may lack it; one whose file cannot be read any more is silent."""
-    everyone = seen((17, 1, "reduce"), (17, 1, "reduce"))
-    observation = Observation(IS_MEETING, 60, 2)
-    observation.look(everyone[:1], 0)
-    observation.look(everyone, 1)
-    for second in range(2, 100):
-        everyone["pulse"] += 1
-        observation.look(everyone[:1], second)
-    stall = observation.find_stall()
-    assert (stall.ranks, stall.is_silent, stall.waiting) == ([1], True, 1)
-
-
-def test_a_node_without_a_link_is_named():
-    """All wait in the exchange, one of them behind another; the cable of the third is out."""
-    positions = seen((17, 1, "reduce"), (17, 2, "reduce"), (17, 2, "reduce"))
-    assert watch(positions.copy()).ranks == [0]
-    positions["cut_off"][2] = 1
-    stall = watch(positions)
-    assert (stall.ranks, stall.is_cut_off, stall.waiting) == ([2], True, 2)
-    assert watch(seen((17, 0, "backward"), (17, 0, "forward"), (17, 0, "forward"))) is None
-
-
-def test_a_network_that_stands_still_is_no_slow_exchange():
-    rows = [(17, 1, "reduce"), (17, 1, "reduce"), (17, 1, "reduce")]
-    little, much = STANDING_BYTES_S / 2, 2 * STANDING_BYTES_S
-    stall = observe(seen(*rows), at_first=int(much)).find_standstill()
-    assert (stall.ranks, stall.waiting, PHASES[stall.phase]) == ([], 3, "reduce")
-    assert observe(seen(*rows), at_first=int(much), bytes_s=[little] * 3).find_standstill() is not None
-    assert observe(seen(*rows), at_first=int(much), bytes_s=[little, little, much]).find_standstill() is None
-    assert observe(seen(*rows), at_first=int(much), seconds=60).find_standstill() is None
-    assert observe(seen(*rows[:2], (17, 0, "backward")), at_first=int(much)).find_standstill() is None
-    assert observe(seen(*rows[:2], (17, 2, "reduce")), at_first=int(much)).find_standstill() is None
-    assert observe(seen(*rows)).find_standstill() is None, "ports that are not what MPI uses"
-
-
-def test_who_moves_on_is_long_by_design_and_who_hangs_beside_it_is_named():
-    """A server waits for workers in a long validation; each batch of theirs is a change."""
-    observation = Observation(IS_MEETING, 60, 2)
-    positions = seen((17, 1, "reduce"), (17, 0, "forward"), (17, 0, "forward"))
-    for second in range(100):
-        positions["pulse"] += 1
-        positions["changes"][1] += second % 30 == 0
-        positions["changes"][2] += second % 30 == 0 and second < 30
-        observation.look(positions, second)
-        assert (observation.find_stall() is not None) == (second >= 60)
-    assert observation.find_stall().ranks == [2]

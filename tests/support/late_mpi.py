@@ -3,14 +3,12 @@
 MPI libraries are kind: small messages are copied at once and arrive in time, so a wait that is left out changes nothing
 until the day when it does. Here a request is complete only after a number of tests drawn from a seed. Until then its
 receive buffer holds NaN, and what came lies elsewhere. A send completes when it has been received, not before
-(MPI_Issend), and its buffer must still hold what it held when the send began. So must a receive buffer its NaN.
+(as of MPI_Issend), and its buffer must still hold what it held when the send began. So must a receive buffer its NaN.
 """
 
 from random import Random
 
 import numpy as np
-
-from dist.mpi import MPI
 
 POISON = 0xFF  # all bits set: a NaN in float32, float64 and bfloat16
 
@@ -77,52 +75,6 @@ class LateRequest:
             buffer[...] = landing
         del self._late.open[self]
         return True
-
-    def Wait(self) -> bool:
-        self._tests = 0
-        self._request.Wait()
-        return self.Test()
-
-
-def late_comm(comm, late: Late):
-    """The ranks of comm, with a communicator whose nonblocking calls are late. Collective."""
-
-    class LateComm(MPI.Intracomm):
-        """What is duplicated from it is of the same class: mpi4py sees to that."""
-
-        def Split(self, color=0, key=0):
-            return LateComm(super().Split(color, key))
-
-        def Isend(self, buffer, dest, tag=0):
-            start = super().Issend
-            return late.send(buffer, lambda copy: start(copy, dest, tag), f"send to {dest}, tag {tag}")
-
-        def Irecv(self, buffer, source, tag=0):
-            start = super().Irecv
-            return late.receive(
-                buffer, lambda landing: start(landing, source, tag), f"receive from {source}, tag {tag}"
-            )
-
-        def Iallgather(self, sent, received):
-            return late.collective(sent, received, super().Iallgather, "Iallgather")
-
-        def Ireduce(self, sent, received, op=MPI.SUM, root=0):
-            own, start = received if sent is MPI.IN_PLACE else sent, super().Ireduce
-            return late.collective(own, received, lambda copy, landing: start(copy, landing, op, root), "Ireduce")
-
-        def Ibcast(self, buffer, root=0):
-            hold, start = late.send if self.rank == root else late.receive, super().Ibcast
-            return hold(buffer, lambda held: start(held, root), f"Ibcast from {root}")
-
-        def Ibarrier(self):
-            return late.none(super().Ibarrier(), "Ibarrier")
-
-        def __getattribute__(self, name):
-            """Any other nonblocking call would not be late: it has to be written here first."""
-            assert not name.startswith("I") or name in vars(LateComm) or name.startswith("Is_"), f"{name} is not late"
-            return super().__getattribute__(name)
-
-    return LateComm(comm).Dup()
 
 
 def _bytes(array) -> np.ndarray:

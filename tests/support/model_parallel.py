@@ -7,8 +7,8 @@ from functools import cache, partial
 import numpy as np
 
 from dist.mesh import make_mesh
-from dist.parts import new_parts
 from dist.progress_engine import progressing
+from dist.shard_sums import new_shard_sums
 from dist.stage_links import StageLinks
 from dist.waiting import sum_everywhere
 from dist.world import World
@@ -97,7 +97,7 @@ class Training:
     def __init__(self, world: World, cut: Cut, micro_batch: int = 1, problem: Problem = UNEVEN):
         self.world, self.cut, self.problem, self.tracer = world, cut, problem, Tracer()
         self.mesh = make_mesh(world, cut.parts, cut.stages)
-        shard = model_shards(cut.stage_layers, cut.parts)[self.mesh.stage * cut.parts + self.mesh.part]
+        shard = model_shards(cut.stage_layers, cut.parts)[self.mesh.stage * cut.parts + self.mesh.shard]
         self.layout, kind = Layout(problem.config, self.mesh.data_world.size, shard), STRATEGIES[cut.strategy]
         self.buffers = kind.traits.buffers(self.mesh.data_world, self.layout.size, self.layout.held_ranges)
         self._new_partners(micro_batch)
@@ -128,7 +128,7 @@ class Training:
         self.parts, self.stage_links, phase = ONE_SHARD, NoStageLinks(), self.tracer.interruption
         rows, C = micro_batch * self.problem.length, self.problem.config.n_embd
         if self.cut.parts > 1:
-            self.parts = new_parts(self.mesh.parts_world, C * rows, phase)
+            self.parts = new_shard_sums(self.mesh.shards_world, C * rows, phase)
         if self.cut.stages > 1:
             parts = None if self.cut.parts == 1 else self.parts
             self.stage_links = StageLinks(self.mesh.stages_world, (rows, C), phase, parts)
@@ -168,7 +168,7 @@ class Training:
                 own[tensor.name] = tensor.slices, values.copy()
         shapes = {tensor.name: tensor.whole_shape for tensor in Layout(self.problem.config).tensors}
         copies = {}
-        for copy, boxes in self.world.comm.allgather((self.mesh.copy, own)):
+        for copy, boxes in self.world.comm.allgather((self.mesh.replica, own)):
             named = copies.setdefault(
                 copy, {name: np.full(shape, np.nan, np.float32) for name, shape in shapes.items()}
             )

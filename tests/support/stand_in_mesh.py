@@ -15,6 +15,6 @@ def mesh_of(world, tensor: int, pipeline: int):
         return world_of(comm, comm.Split(0, comm.rank))
 
     return SimpleNamespace(
-        tensor=tensor, data=copies, pipeline=pipeline, part=part, copy=copy, stage=stage,
+        tensor=tensor, data=copies, pipeline=pipeline, shard=part, replica=copy, stage=stage,
         data_world=group(stage * tensor + part), model_world=group(copy),
     )  # fmt: skip

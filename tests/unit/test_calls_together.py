@@ -1,11 +1,11 @@
-"""dist/host/together.py: calls begin in their order behind a window, and the end of each is told when it comes."""
+"""CallsTogether of dist/host/rooted.py: calls begin in order behind a window, and the end of each is told at once."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from dist.host import together
-from dist.host.together import CallsTogether
+from dist.host import rooted
+from dist.host.rooted import CallsTogether
 
 
 class Requests:
@@ -35,7 +35,7 @@ class Told:
 
 @pytest.fixture
 def requests(monkeypatch):
-    monkeypatch.setattr(together, "LOOK_NS", 0)
+    monkeypatch.setattr(rooted, "LOOK_NS", 0)
     return Requests()
 
 
@@ -78,7 +78,7 @@ def test_between_two_looks_the_first_one_alone_is_tested(requests, monkeypatch):
     told = Told()
     calls = queued(requests, "ab", most=2, told=told)
     calls.are_done(2)
-    monkeypatch.setattr(together, "LOOK_NS", 1 << 62)
+    monkeypatch.setattr(rooted, "LOOK_NS", 1 << 62)
     requests.complete = {"b"}
     assert not calls.are_done(2)
     assert ("ends", "b") not in told.heard

@@ -1,19 +1,24 @@
 """dist/watch/gone.py: who concludes that a rank is gone, who hears it from another, and whose records are read."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from dist.watch import gone as module
+from dist.watch import stalls
 from dist.watch.gone import EndWithoutGone
 from dist.watch.live import POSITION
-from dist.watch.stalls import Observation
+from dist.watch.stalls import Lookout, Observation
 
 NODES = [0, 0, 1, 1, 2]  # of each rank
+PLACES = [{"rank": rank, "node": node, "local_rank": rank % 2} for rank, node in enumerate(NODES)]
 IS_MEETING = np.array([False, True])
 SILENT_S = 3.0
+
+
+def watching(rank, live, silent_s=SILENT_S) -> EndWithoutGone:
+    world = SimpleNamespace(rank=rank, local_rank=rank % 2, node_count=3, places=PLACES)
+    return EndWithoutGone(world, live, Lookout(world, live, lambda: Observation(IS_MEETING, silent_s, 0.5)))
 
 
 class Live:
@@ -39,15 +44,12 @@ class Live:
 @pytest.fixture
 def look(monkeypatch):
     """look(rank, live, seconds): what the rank's last look says, four a second."""
-    watchers = [0, 1, 2, 4]
 
     def look(rank, live, seconds=SILENT_S + 1):
-        before = watchers[: watchers.index(rank)] if rank in watchers else None
-        world = SimpleNamespace(rank=rank, local_rank=rank % 2, node_count=3)
-        one = EndWithoutGone(world, live, before, {0}, partial(Observation, IS_MEETING, SILENT_S, 0.5))
+        one = watching(rank, live)
         counted, ticks = live.published, round(4 * seconds) + 1
         for tick in range(ticks):
-            monkeypatch.setattr(module.time, "monotonic", lambda now=tick / 4: now)
+            monkeypatch.setattr(stalls.time, "monotonic", lambda now=tick / 4: now)
             live.positions["pulse"] += live.positions["asked"]
             said = one.look()
         assert live.asked == live.published == counted + ticks
@@ -88,9 +90,6 @@ def test_a_leader_hears_it_from_any_node_where_the_first_two_ranks_are_gone(look
     assert look(4, Live(silent=[0]), 1) is None
 
 
-def test_where_hosts_are_not_seen_nothing_is_concluded(look, monkeypatch):
-    live = Live(silent=[3], unseen=["cn07"])
-    one = EndWithoutGone(
-        SimpleNamespace(rank=0, local_rank=0, node_count=3), live, [], {0}, partial(Observation, IS_MEETING, 0.0, 0.5)
-    )
+def test_where_hosts_are_not_seen_nothing_is_concluded():
+    one = watching(0, Live(silent=[3], unseen=["cn07"]), silent_s=0.0)
     assert [one.look() for _ in range(3)] == [None] * 3

@@ -36,22 +36,6 @@ def named(prefix, count):
     return [f"{prefix}{number}" for number in range(count)]
 
 
-def dgx_a100():
-    """Eight GPUs and ten cards, two GPUs and two cards a PCIe switch, eight NUMA nodes; the last cards are apart."""
-    numa = [3, 3, 1, 1, 7, 7, 5, 5]
-
-    def link(row, column):
-        low, high = sorted((row, column))
-        if high < 8:
-            return "NV12"
-        if low < 8 <= high < 16:
-            return "PXB" if low // 2 == (high - 8) // 2 else "SYS"
-        return "PIX" if {low, high} == {16, 17} else "SYS"
-
-    affinities = [f"{16 * node}-{16 * node + 15},{16 * node + 128}-{16 * node + 143}\t{node}" for node in numa]
-    return matrix(named("GPU", 8) + named("mlx5_", 10), link, affinities, "CPU Affinity\tNUMA Affinity")
-
-
 def hgx_h200():
     """Eight GPUs with a card each on two sockets; newer columns, and a legend of the cards."""
 
@@ -77,18 +61,7 @@ def single():
     return matrix(["GPU0"], None, ["N/A\tN/A\t\tN/A"])
 
 
-MACHINES = [dgx_a100, hgx_h200, workstation, single]
-
-
-def test_a_dgx_a100():
-    topology = parse_matrix(dgx_a100())
-    assert topology["gpus"][4] == {"name": "GPU4", "cpus": "112-127,240-255", "numa": "7"}
-    assert [nic["device"] for nic in topology["nics"]] == named("mlx5_", 10)
-    links = topology["links"]
-    assert {links[f"GPU{i}"][f"GPU{j}"] for i in range(8) for j in range(8) if i != j} == {"NV12"}
-    assert [links["GPU2"][f"mlx5_{n}"] for n in range(10)] == ["SYS", "SYS", "PXB", "PXB", *["SYS"] * 6]
-    assert "mlx5_0" not in links
-    assert "GPU2" not in links["GPU2"]
+MACHINES = [hgx_h200, workstation, single]
 
 
 def test_an_hgx_h200_with_its_cards():

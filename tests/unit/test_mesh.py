@@ -68,9 +68,3 @@ def test_ranks_that_do_not_divide(ranks, tensor, pipeline):
         ValueError, match=f"{ranks} ranks for {tensor} shards x {pipeline} stages, expected a multiple of"
     ):
         positions(places([0] * ranks), tensor, pipeline)
-
-
-def test_a_first_rank_elsewhere_is_refused():
-    misnumbered = places([1, 0, 0, 1])
-    with pytest.raises(ValueError, match="rank 1 is the first of the first node, expected rank 0"):
-        positions(misnumbered, 2, 1)

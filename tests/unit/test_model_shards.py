@@ -32,7 +32,7 @@ CUTS = [
 
 
 class ThreadedParts:
-    """Sums over parts that are threads of one process: an independent form of dist/parts.py."""
+    """Sums over parts that are threads of one process: an independent form of dist/shard_sums.py."""
 
     def __init__(self, parts: int):
         self.barrier, self.rows = threading.Barrier(parts), [None] * parts

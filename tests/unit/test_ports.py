@@ -57,18 +57,13 @@ def test_a_containers_ports(tmp_path):
 
 
 def test_a_link_that_is_lost(tmp_path):
-    """Only what was connected at first can be lost."""
-    system = write_tree(tmp_path, interface("eth0", 1, 0, 0, carrier=1) | interface("eth1", 1, 0, 0, carrier=0))
-    ports = Ports(system)
+    """Only what was connected at first can be lost; one of two is enough."""
+    carriers = {"eth0": 1, "eth1": 1, "eth2": 0}
+    for name, carrier in carriers.items():
+        write_tree(tmp_path, interface(name, 1, 0, 0, carrier=carrier))
+    ports = Ports(tmp_path)
     assert not ports.has_lost_link()
-    write_tree(system, interface("eth0", 1, 0, 0, carrier=0))
-    assert ports.has_lost_link()
-
-
-def test_one_lost_link_of_two_is_a_loss(tmp_path):
-    system = write_tree(tmp_path, interface("eth0", 1, 0, 0, carrier=1) | interface("eth1", 1, 0, 0, carrier=1))
-    ports = Ports(system)
-    write_tree(system, interface("eth1", 1, 0, 0, carrier=0))
+    write_tree(tmp_path, interface("eth1", 1, 0, 0, carrier=0))
     assert ports.has_lost_link()
 
 

@@ -32,7 +32,7 @@ def on_all(copies, layers, parts, program) -> list:
 
     def of_rank(world):
         mesh = mesh_of(world, parts, len(layers))
-        return program(world, mesh, layouts(layers, parts, multiple_of=16)[mesh.stage * parts + mesh.part])
+        return program(world, mesh, layouts(layers, parts, multiple_of=16)[mesh.stage * parts + mesh.shard])
 
     return run_ranks([copies * len(layers) * parts], of_rank)
 
@@ -58,7 +58,7 @@ def no_fetch(start, stop):
 @every_shape
 def test_rank_0_sees_the_whole_model_range_by_range(copies, layers, parts):
     def program(world, mesh, layout):
-        own = Ranges(ARRAYS["parameters"] * (-1) ** mesh.copy, layout)  # copy 0's are taken
+        own = Ranges(ARRAYS["parameters"] * (-1) ** mesh.replica, layout)  # copy 0's are taken
         model, seen = WholeModel(own.parameters, own.before_use, no_fetch, mesh), []
         for start, stop in model.ranges():
             seen.append((start, stop))
@@ -226,7 +226,7 @@ def test_a_model_that_cannot_be_written_leaves_nobody_waiting(tmp_path, capsys, 
 
 
 def test_names():
-    mesh = SimpleNamespace(tensor=2, data=3, pipeline=1, part=1, stage=0)
+    mesh = SimpleNamespace(tensor=2, data=3, pipeline=1, shard=1, stage=0)
     assert errors_name(4, mesh) == "s0t1_errors_4"
     assert errors_name(4) == "errors_4"
     assert mesh_facts(mesh, CONFIG, (5,)).keys() == {"mesh", "cut"}

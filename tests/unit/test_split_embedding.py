@@ -117,7 +117,7 @@ def test_rows_are_fetched_as_the_table_will_hold_them(wire):
         training = Training(world, "hierarchical-sharded", None, bucket_bytes=0, split=True, wire=wire)
         tokens = batches("few")
         training.step(tokens[0], False, tokens[1])
-        training.lookup.await_parameters()
+        training.strategy.before_use(0, 0)  # no range, but the rows
         ids, rows = training.lookup.next_rows()[0]
         fetched = np.array(rows)
         whole = training.whole()[: VOCABULARY * 5].reshape(VOCABULARY, 5)

@@ -1,6 +1,7 @@
 """dist/watch/stalls.py: whom the positions of all ranks accuse, and whom they do not, though they seem to."""
 
 import numpy as np
+import pytest
 
 from dist.watch.live import LEFT, POSITION
 from dist.watch.stalls import STANDING_BYTES_S, Observation
@@ -31,6 +32,82 @@ def watched(positions, seconds=100, silent=(), bytes_s=0, every=1.0) -> Observat
     return observation
 
 
+def test_the_one_that_has_come_least_far_is_named():
+    positions = seen((17, 1, WAITS), (17, 2, WAITS), (17, 0, COMPUTES), (17, 1, WAITS))
+    positions["pid"] = 1000 + positions["rank"]
+    stall = watched(positions).find_stall()
+    assert (stall.ranks, stall.step, PHASES[stall.phase], stall.pid) == ([2], 17, COMPUTES, 1002)
+    assert (stall.waiting, PHASES[stall.waiting_phase], stall.is_silent) == (3, WAITS, False)
+    assert stall.waiting_s == 99
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([(17, 1, WAITS), (17, 1, WAITS)], "all have come: the exchange itself is slow"),
+        ([(17, 0, COMPUTES), (17, 0, COMPUTES)], "nobody waits"),
+        ([(17, 1, "none"), (17, 0, COMPUTES)], "who has left the exchange does not wait in it"),
+        ([(17, 1, WAITS), (LEFT, 0, "none")], "who has ended comes nowhere"),
+    ],
+)
+def test_nobody_is_named(rows, why):
+    assert watched(seen(*rows)).find_stall() is None, why
+
+
+def test_nobody_is_named_too_early():
+    for seconds, is_named in ((60, False), (62, True)):
+        stall = watched(seen((17, 1, WAITS), (17, 0, COMPUTES)), seconds).find_stall()
+        assert (stall is not None) == is_named
+
+
+def test_a_node_that_is_seen_late_or_no_more():
+    """The first look may lack it; one whose file cannot be read any more is silent."""
+    everyone = seen((17, 1, WAITS), (17, 1, WAITS))
+    observation = Observation(IS_MEETING, 60, 2)
+    observation.look(everyone[:1], 0)
+    observation.look(everyone, 1)
+    for second in range(2, 100):
+        everyone["pulse"] += 1
+        observation.look(everyone[:1], second)
+    stall = observation.find_stall()
+    assert (stall.ranks, stall.is_silent, stall.waiting) == ([1], True, 1)
+
+
+def test_a_node_without_a_link_is_named():
+    """All wait in the exchange, one of them behind another; the cable of the third is out."""
+    positions = seen((17, 1, WAITS), (17, 2, WAITS), (17, 2, WAITS))
+    assert watched(positions.copy()).find_stall().ranks == [0]
+    positions["cut_off"][2] = 1
+    stall = watched(positions).find_stall()
+    assert (stall.ranks, stall.is_cut_off, stall.waiting) == ([2], True, 2)
+
+
+def test_a_network_that_stands_still_is_no_slow_exchange():
+    rows = [(17, 1, WAITS)] * 3
+    little = STANDING_BYTES_S / 2
+    much = 2 * STANDING_BYTES_S
+    stall = watched(seen(*rows)).find_standstill()
+    assert (stall.ranks, stall.waiting, PHASES[stall.phase]) == ([], 3, WAITS)
+    assert watched(seen(*rows), bytes_s=[little] * 3).find_standstill() is not None
+    assert watched(seen(*rows), bytes_s=[little, little, much]).find_standstill() is None
+    assert watched(seen(*rows), seconds=60).find_standstill() is None
+    for other in ((17, 0, COMPUTES), (17, 2, WAITS)):
+        assert watched(seen(*rows[:2], other)).find_standstill() is None
+
+
+def test_who_moves_on_is_long_by_design_and_who_hangs_beside_it_is_named():
+    """A server waits for workers in a long validation; each batch of theirs is a change."""
+    observation = Observation(IS_MEETING, 60, 2)
+    positions = seen((17, 1, WAITS), (17, 0, COMPUTES), (17, 0, COMPUTES))
+    for second in range(100):
+        positions["pulse"] += 1
+        positions["changes"][1] += second % 30 == 0
+        positions["changes"][2] += second % 30 == 0 and second < 30
+        observation.look(positions, second)
+        assert (observation.find_stall() is not None) == (second >= 60)
+    assert observation.find_stall().ranks == [2]
+
+
 def test_what_was_suspended_together_has_not_waited():
     """Ten minutes passed between two looks, and then all threads ran again."""
     observation, positions = Observation(IS_MEETING, 60, 2), seen((17, 1, WAITS), (17, 0, COMPUTES))
@@ -41,9 +118,9 @@ def test_what_was_suspended_together_has_not_waited():
 
 
 def test_a_rank_that_shows_no_life_comes_before_one_that_is_cut_off():
-    positions = seen((17, 2, WAITS), (17, 2, WAITS), (17, 2, WAITS))
+    positions = seen((17, 2, WAITS), (17, 1, WAITS), (17, 2, WAITS))
     positions["cut_off"][2] = 1
-    assert watched(positions, silent=[1]).find_stall().ranks == [1]
+    assert watched(positions, silent=[0]).find_stall().ranks == [0]
 
 
 def test_who_shows_no_life_waits_for_nobody():

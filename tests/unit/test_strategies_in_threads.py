@@ -64,6 +64,8 @@ def cases():
         options = [{}] if kind.traits.exchanges else []
         if kind.traits.overlaps:
             options += [{"bucket_bytes": 400}, {"bucket_bytes": 0, "wire": "bfloat16"}]
+        if kind.traits.overlaps and kind.traits.knows_nodes:
+            options += [{"bucket_bytes": 0, "wire": "bfloat16", "error_feedback": True}]
         yield from itertools.product([name], options, KNOWN_NODES if kind.traits.knows_nodes else OTHER_NODES)
 
 
@@ -84,8 +86,12 @@ def test_late_messages_and_a_dawdling_rank_change_no_bit(name, options, nodes):
     np.testing.assert_allclose(kind[0][1][:, 2], numbers[:, 2], rtol=close)
 
 
-@pytest.mark.parametrize("options", [{}, {"bucket_bytes": 400}], ids=str)
-@pytest.mark.parametrize("name", [name for name, kind in STRATEGIES.items() if kind.traits.overlaps])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, {}) for name, kind in STRATEGIES.items() if kind.traits.exchanges]
+    + [(name, {"bucket_bytes": 400}) for name, kind in STRATEGIES.items() if kind.traits.overlaps],
+    ids=str,
+)
 def test_a_rank_holds_the_optimizer_state_that_its_strategy_declares(name, options):
     """The rank that holds most, up to a few parameters for each cut of a range."""
     for nodes in [2], [1, 1], [2, 2], [1, 2]:

@@ -42,6 +42,20 @@ def test_who_exchanges_nothing_is_asked_for_twice(name, no_exchange, fits):
             check_server(STRATEGIES[name], "colocated", 2, no_exchange)
 
 
+@pytest.mark.parametrize(
+    ("name", "wire", "feedback", "overlap", "says"),
+    [
+        ("none", "bfloat16", False, False, "--wire bfloat16 with --strategy none"),
+        ("sliced-in-turn", "float32", False, True, "--overlap with --strategy sliced-in-turn"),
+        ("ring", "float32", True, False, "--error-feedback"),
+        ("zero-2", "bfloat16", True, False, "--error-feedback with --strategy zero-2"),
+    ],
+)
+def test_an_exchange_that_the_strategy_does_not_have(name, wire, feedback, overlap, says):
+    with pytest.raises(UserError, match=says):
+        check_exchange(STRATEGIES[name], wire, feedback, overlap)
+
+
 def test_mpis_own_sum_knows_no_bfloat16():
     check_exchange(STRATEGIES["ring"], "bfloat16", True, False)
     for name in ("allreduce", "sliced", "sliced-in-turn", "reduce-bcast", "reduce-scatter"):

@@ -6,13 +6,13 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 import pytest
 
-from dist.parts import SMALL, RingParts, SharedParts, new_parts
+from dist.shard_sums import SMALL, RingSums, SharedMemorySums
 from dist.world import world_of
 
 # Rows that do not divide by the parts, fewer rows than parts; of small rooms and beyond.
 SHAPES = [(5, 7), (1, 3), (1, 1), (2, SMALL // 2), (3, SMALL // 3 + 1), (1, SMALL + 1), (129, 257)]
 ELEMENTS = 129 * 257
-KINDS = pytest.mark.parametrize("kind", [SharedParts, RingParts])
+KINDS = pytest.mark.parametrize("kind", [SharedMemorySums, RingSums])
 DAWDLING_S = 0.02
 
 
@@ -20,10 +20,10 @@ def no_phase(name, bytes):
     return nullcontext()
 
 
-def parts_of(comm, kind, elements=ELEMENTS, phase=no_phase, **options):
+def parts_of(comm, kind, elements=ELEMENTS, phase=no_phase):
     """All ranks of comm are parts: of one node, or of a node each."""
-    color = 0 if issubclass(kind, SharedParts) else comm.rank
-    return kind(world_of(comm.Dup(), comm.Split(color, comm.rank)), elements, phase, **options)
+    color = 0 if issubclass(kind, SharedMemorySums) else comm.rank
+    return kind(world_of(comm.Dup(), comm.Split(color, comm.rank)), elements, phase)
 
 
 def values(rank, shape, seed=0):
@@ -74,13 +74,13 @@ def test_rows_of_one_number_each_are_filled_in_place(comm, kind):
 @KINDS
 @pytest.mark.ranks(2, 3)
 def test_arrays_are_lent_by_the_first_part(comm, kind):
-    """Less than a small room, more, an empty one, a matrix; of the others only the arrays that are named change."""
+    """Less than a small room, more, an empty array, a matrix; of the others only the arrays that are named change."""
     parts = parts_of(comm, kind)
-    for sizes in ((3,), (5, 0, 7, 1), (SMALL - 1, 4, SMALL, 2 * SMALL + 9, 2), ()):
+    for sizes in ((3,), (5, 0, 7, 1), (SMALL - 1, 4, SMALL, 2 * SMALL + 9, 2)):
         memory = values(comm.rank, (sum(sizes) + len(sizes),))
         stops = np.cumsum([size + 1 for size in sizes]).tolist()
         arrays = [memory[stop - size - 1 : stop - 1] for size, stop in zip(sizes, stops, strict=True)]
-        parts.lend([arrays[0].reshape(-1, 1), *arrays[1:]] if arrays else [])
+        parts.broadcast([arrays[0].reshape(-1, 1), *arrays[1:]])
         expected, lent = values(comm.rank, memory.shape), values(0, memory.shape)
         for size, stop in zip(sizes, stops, strict=True):
             expected[stop - size - 1 : stop - 1] = lent[stop - size - 1 : stop - 1]
@@ -111,7 +111,7 @@ def test_a_sum_of_rows_stays_until_the_next(comm, kind):
         total = parts.sum(values(comm.rank, shape, seed))
         parts.sum(values(comm.rank, (300,)))
         parts.maximum(values(comm.rank, (SMALL + 1,)))
-        parts.lend([values(comm.rank, (2 * SMALL,))])
+        parts.broadcast([values(comm.rank, (2 * SMALL,))])
         parts.join(values(9, shape))
         parts.room(shape)[:] = -1.0
         comm.Barrier()
@@ -145,7 +145,7 @@ def test_calls_in_a_drawn_order_with_ranks_that_dawdle(comm, kind):
             everyone = [values(rank, shape, seed).reshape(-1) for rank in range(comm.size)]
             assert (parts.maximum(mine.reshape(-1)) == np.max(everyone, axis=0)).all()
         elif call == "lend":
-            parts.lend([mine])
+            parts.broadcast([mine])
             assert (mine == values(0, shape, seed)).all()
         else:
             whole, rows = values(9, flat, seed), np.zeros(flat, np.float32)
@@ -160,10 +160,10 @@ def check_close(found, expected):
 
 def dawdling(kind, rank):
     """Parts that now and then sleep between meeting the others and using what they wrote, or before adding a share."""
-    if kind is RingParts:
-        return RingParts
+    if kind is RingSums:
+        return RingSums
 
-    class Dawdling(SharedParts):
+    class Dawdling(SharedMemorySums):
         calls = 0
 
         def _meet(self):
@@ -177,7 +177,7 @@ def dawdling(kind, rank):
 
 @pytest.mark.ranks(2, 3)
 def test_a_sum_is_complete_when_the_slowest_has_added_its_share(comm):
-    class Slow(SharedParts):
+    class Slow(SharedMemorySums):
         def _meet(self):
             super()._meet()
             if comm.rank == comm.size - 1:
@@ -191,29 +191,20 @@ def test_a_sum_is_complete_when_the_slowest_has_added_its_share(comm):
 
 @KINDS
 @pytest.mark.ranks(2)
-def test_phases_bytes_and_what_moves_on(comm, kind):
-    """Each call is a phase of the rows' bytes, and a rank that waits calls poke."""
-    seen, pokes = [], []
+def test_phases_and_bytes(comm, kind):
+    """Each call is a phase of the rows' bytes."""
+    seen = []
 
     @contextmanager
     def phase(name, bytes):
         seen.append((name, bytes))
         yield
 
-    parts = parts_of(comm, kind, phase=phase, progress=lambda: pokes.append(1))
+    parts = parts_of(comm, kind, phase=phase)
     rows = values(comm.rank, (100, 200))
-    if comm.rank == 0:
-        time.sleep(DAWDLING_S)
     parts.sum(rows)
-    assert pokes or comm.rank == 0
-    pokes.clear()
-    parts.progress = lambda: pokes.append(2)
-    if comm.rank == 1:
-        time.sleep(DAWDLING_S)
     parts.maximum(rows[0])
-    assert pokes.count(2) == len(pokes)
-    assert pokes or comm.rank == 1
-    parts.lend([rows[0], rows[1, :3]])
+    parts.broadcast([rows[0], rows[1, :3]])
     parts.join(rows)
     assert seen == [("tensor", 80_000), ("tensor", 800), ("lend", 812), ("tensor", 80_000)]
     parts.close()
@@ -221,21 +212,8 @@ def test_phases_bytes_and_what_moves_on(comm, kind):
 
 @pytest.mark.ranks(2)
 def test_rows_beyond_the_room_are_refused(comm):
-    for kind in (SharedParts, RingParts):
+    for kind in (SharedMemorySums, RingSums):
         parts = parts_of(comm, kind, elements=20)
         with pytest.raises(ValueError, match="rows of 21 elements, expected at most 20"):
             parts.sum(values(0, (3, 7)))
         parts.close()
-
-
-@pytest.mark.ranks(3)
-def test_which_kind_is_made(comm):
-    """Two parts on a node, and one alone: each group by itself; of parts on two nodes SharedParts refuses."""
-    one, two = (world_of(comm, comm.Split(color, comm.rank)) for color in (0, comm.rank // 2))
-    for world, kind in ((one, SharedParts), (two, RingParts)):
-        parts = new_parts(world, 35, no_phase)
-        assert type(parts) is kind
-        check_sum(comm, parts.sum(values(comm.rank, (5, 7))), (5, 7))
-        parts.close()
-    with pytest.raises(ValueError, match="of 3 parts on this node, expected all"):
-        SharedParts(two, 35, no_phase)

@@ -1,7 +1,7 @@
 """Tensor-parallel sums of arrays on GPUs: by a communicator's calls, or through host memory.
 
-Both classes have the methods of dist/parts.py, for arrays of float32 or bfloat16. They add in float32 and in place, so
-a bfloat16 sum is rounded once. All ranks get the same bits.
+Both classes have the methods of ShardSums (dist/shard_sums.py), for arrays of float32 or bfloat16. They add in float32
+and in place, so a bfloat16 sum is rounded once. All ranks get the same bits.
 """
 
 from functools import partial
@@ -12,52 +12,45 @@ from dist.gpu.buffers import device_zeros
 from dist.gpu.comm import DeviceComm
 from dist.gpu.staging import HostStaging
 from dist.mpi import MPI
-from dist.parts import TensorGroup
 from dist.ranges import cut
-from dist.waiting import nothing, wait, wait_nearby
+from dist.shard_sums import ShardSums
+from dist.waiting import wait, wait_nearby
 
 
-class StreamParts:
+class StreamSums:
     """Sums by calls of comm, in the order of the compute: NCCL queues them, and the host waits for nothing.
 
-    elements: of the largest array, of this dtype. phase(name, bytes): as dist.parts.new_parts has it. progress: for
-    calls that wait; none does here.
+    elements: of the largest array, of this dtype. phase(name, bytes): as new_shard_sums has it.
     """
 
     def __init__(self, comm: DeviceComm, elements: int, dtype, phase):
-        self.size, self._comm, self._phase, self.progress = comm.size, comm, phase, nothing
+        self.size = comm.size
+        self._comm = comm
+        self._phase = phase
         self._values = device_zeros(comm.device, 0 if dtype == np.float32 else elements)
 
     def share(self, count: int) -> tuple[int, int]:
-        """Return [start, stop) of this tp rank's share of `count` elements."""
         return cut(count, self.size)[self._comm.rank]
 
     def room(self, shape: tuple[int, ...]) -> None:
         """Return None: partial rows may lie anywhere."""
 
     def sum(self, rows):
-        """Replace the rows, of any shape, by their sum over the tp ranks, and return them."""
         return self._combined(rows, MPI.SUM)
 
     def maximum(self, rows):
-        """Replace rows (N,) by the maximum over the tp ranks, element by element, and return them."""
         return self._combined(rows, MPI.MAX)
 
-    def lend(self, arrays) -> None:
-        """Replace the arrays of all tp ranks by those of tp rank 0."""
+    def broadcast(self, arrays) -> None:
         with self._phase("lend", 4 * sum(array.size for array in arrays)):
             for array in arrays:
                 self._in_float32(array, lambda values: self._comm.Bcast(values, root=0))
 
     def join(self, rows):
-        """Gather rows, of which each tp rank has filled its `share`, in place."""
         counts = [stop - start for start, stop in cut(rows.size, self.size)]
         with self._phase("tensor", 4 * rows.size):
             self._in_float32(rows, lambda values: self._comm.Allgatherv(MPI.IN_PLACE, [values, counts]))
         return rows
-
-    def close(self) -> None:
-        """Do nothing: no memory is shared."""
 
     def _combined(self, rows, op):
         with self._phase("tensor", 4 * rows.size):
@@ -75,61 +68,56 @@ class StreamParts:
         flat[:] = values
 
 
-class PartsThroughHost:
-    """Sums by dist/parts.py: rows are copied down into this rank's room in host memory, and their sum is copied up.
+class SumsThroughHost:
+    """Sums by dist/shard_sums.py: rows are copied down into this rank's room in host memory, and their sum up.
 
     The host waits for the compute before a sum and for the copy down; compute after it waits for the copy up.
-    phase(name, bytes) times the copies; `parts`, which its maker closes, times the sums.
+    phase(name, bytes) times the copies; `sums`, which its maker closes, times the sums.
     """
 
-    def __init__(self, parts: TensorGroup, staging: HostStaging, phase):
-        self.size, self.share, self._parts, self._staging, self._phase = parts.size, parts.share, parts, staging, phase
-        staging.pin(parts.room((parts.elements,)))
+    def __init__(self, sums: ShardSums, staging: HostStaging, phase):
+        self.size = sums.size
+        self.share = sums.share
+        self._sums = sums
+        self._staging = staging
+        self._phase = phase
+        staging.pin(sums.room((sums.elements,)))
         self._brought = staging.computed()
-
-    @property
-    def progress(self):
-        """The function that the rank calls while it waits."""
-        return self._parts.progress
 
     def room(self, shape: tuple[int, ...]) -> None:
         """Return None: partial rows lie on the GPU."""
 
     def sum(self, rows):
-        """Replace the rows, of any shape, by their sum over the tp ranks, and return them."""
-        return self._through(rows, self._parts.sum)
+        return self._through(rows, self._sums.sum)
 
     def maximum(self, rows):
-        """Replace rows (N,) by the maximum over the tp ranks, element by element, and return them."""
-        return self._through(rows, self._parts.maximum)
+        return self._through(rows, self._sums.maximum)
 
     def join(self, rows):
-        """Gather rows, of which each tp rank has filled its `share`, in place."""
-        return self._through(rows, self._parts.join)
+        return self._through(rows, self._sums.join)
 
-    def lend(self, arrays) -> None:
-        """Replace the arrays of all tp ranks by those of tp rank 0."""
-        ends = np.cumsum([array.size for array in arrays])
-        room = self._parts.room((int(ends[-1]),))
-        hosts = np.split(room, ends[:-1])
+    def broadcast(self, arrays) -> None:
+        stops = np.cumsum([array.size for array in arrays])
+        room = self._sums.room((int(stops[-1]),))
+        hosts = np.split(room, stops[:-1])
         wait(self._brought)  # from this room
-        if self._parts.rank == 0:
+        if self._sums.rank == 0:
             for array, host in zip(arrays, hosts, strict=True):
                 self._bring_down(array, host)
-        self._parts.lend(hosts)
-        if self._parts.rank > 0:
+        self._sums.broadcast([room])
+        if self._sums.rank > 0:
             for array, host in zip(arrays, hosts, strict=True):
                 self._bring_up(host, array)
 
     def _through(self, rows, combine):
-        host = self._parts.room(rows.shape)
+        host = self._sums.room(rows.shape)
         self._bring_down(rows, host)
         self._bring_up(combine(host), rows)
         return rows
 
     def _bring_down(self, array, host) -> None:
         with self._phase("copy_out", host.nbytes):
-            wait_nearby(self._staging.out(array.reshape(-1), host.reshape(-1)), self.progress)
+            wait_nearby(self._staging.out(array.reshape(-1), host.reshape(-1)))
 
     def _bring_up(self, host, array) -> None:
         self._staging.pin(host)
