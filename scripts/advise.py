@@ -56,41 +56,34 @@ def main():
     arguments = parser().parse_args()
     try:
         check_given(arguments)
-        if arguments.global_batch is not None:
-            print_shapes(arguments)
-            return
-        if arguments.from_run:
-            report = advise_from_run(arguments.from_run, *overrides(arguments))
-        else:
-            cluster = described_cluster(arguments)
-            training = described_training(arguments)
-            steps = predicted_steps(cluster, training, arguments.library or "mpich")
-            rows = as_rows(steps, cluster, training)
-            report = {"strategies": rows, "notes": [], "advice": advice_sentence(rows)}
+        report, text = strategies_report(arguments) if arguments.global_batch is None else shapes_report(arguments)
     except (ValueError, RunError) as error:
         print(f"advise.py: error: {error}", file=sys.stderr)
         raise SystemExit(USER_MISTAKE) from None
-    rows = report["strategies"]
     if arguments.json:
-        print_json(arguments, report)
+        setting = {name: value for name, value in vars(arguments).items() if value is not None}
+        print(as_json({"setting": setting, **report}, indent=1, default=str))
     else:
-        print("\n".join([table(rows), "", *report["notes"], report["advice"]]))
+        print("\n".join([text, "", *report["notes"], report["advice"]]))
 
 
-def print_shapes(arguments) -> None:
-    """Print the ways to cut a model over the ranks. Raise ValueError or RunError if there are none."""
+def strategies_report(arguments) -> tuple[dict, str]:
+    """Return (the object, the table) of all strategies. Raise ValueError or RunError if they cannot be predicted."""
+    if arguments.from_run:
+        report = advise_from_run(arguments.from_run, *overrides(arguments))
+    else:
+        cluster = described_cluster(arguments)
+        training = described_training(arguments)
+        rows = as_rows(predicted_steps(cluster, training, arguments.library or "mpich"), cluster, training)
+        report = {"strategies": rows, "notes": [], "advice": advice_sentence(rows)}
+    return report, table(report["strategies"])
+
+
+def shapes_report(arguments) -> tuple[dict, str]:
+    """Return (the object, the table) of the ways to cut a model over the ranks. Raise ValueError or RunError."""
     workload, cluster, library, notes = workload_of_flags(arguments)
     rows = advise_shapes(workload, cluster, library)
-    advice = shapes_sentence(rows, workload.memory_bytes)
-    if arguments.json:
-        print_json(arguments, {"shapes": rows, "notes": notes, "advice": advice})
-    else:
-        print("\n".join([shapes_table(rows), "", *notes, advice]))
-
-
-def print_json(arguments, report: dict) -> None:
-    setting = {name: value for name, value in vars(arguments).items() if value is not None}
-    print(as_json({"setting": setting, **report}, indent=1, default=str))
+    return {"shapes": rows, "notes": notes, "advice": shapes_sentence(rows, workload.memory_bytes)}, shapes_table(rows)
 
 
 def workload_of_flags(arguments) -> tuple[Workload, Cluster, str, list[str]]:
@@ -98,8 +91,8 @@ def workload_of_flags(arguments) -> tuple[Workload, Cluster, str, list[str]]:
     batch = arguments.global_batch
     size = arguments.batch_size
     memory = size_in_bytes(arguments.memory) if arguments.memory else None
-    for name in ("global_batch", "batch_size"):
-        check_number(arguments, name, MOST_SEQUENCES)
+    check_number(arguments, "global_batch", MOST_SEQUENCES)
+    check_number(arguments, "batch_size", MOST_SEQUENCES)
     if arguments.from_run:
         workload, *others = workload_of_run(arguments.from_run, batch, size, memory, *overrides(arguments))
     else:
@@ -129,7 +122,7 @@ def check_given(arguments) -> None:
     if given and not cuts:
         raise ValueError(f"--{given[0].replace('_', '-')} without --global-batch: give both, or leave it out")
     if cuts and arguments.grad_accum != 1:
-        raise ValueError("--grad-accum with --global-batch, which decides it for each number of copies: leave it out")
+        raise ValueError("--grad-accum with --global-batch, which decides it for each number of replicas: leave it out")
     if arguments.from_run:
         given = [name for name in KNOWN_FROM_RUN if getattr(arguments, name)]
         if given:

@@ -7,22 +7,21 @@ library's choice (mpi_choices.py). Each returns (stages, names of the MPI librar
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
-from dist.cost.mpi_algorithms import ring_all_gather, ring_reduce_scatter
-from dist.cost.mpi_calls import CallGroup, MpiCall
-from dist.cost.mpi_choices import LIBRARIES, resolve
-from dist.cost.stages import Stage, barrier, stage
+from dist.cost.memory import VECTOR_BYTES
+from dist.cost.mpi_algorithms import MpiCall
+from dist.cost.mpi_choices import resolve
+from dist.cost.stages import Stage, barrier, leaders_of, stage
 from dist.host.host_tree import double_tree
 from dist.host.rooted import PIECE_SEGMENTS, WINDOW
 from dist.probe.links import LEAST_SEGMENT_BYTES
 from dist.ranges import cut, cut_by_node
 
-FLOAT32_BYTES = 4
 # Rooted calls: up to MOST_ROOTS roots are modelled one by one. Otherwise FEW_ROOTS evenly spread roots stand for all.
-MOST_ROOTS, FEW_ROOTS = 64, 16
+MOST_ROOTS = 64
+FEW_ROOTS = 16
 
 Messages = tuple[list[Stage], list[str]]
 # Between the halves of an exchange with a sharded update, all ranks sum the norm of the gradient.
@@ -33,26 +32,23 @@ NORM: Messages = ([barrier()], [])
 class Setting:
     """The vector that is exchanged, and the ranks that exchange it.
 
-    placement: node of each rank, (ranks,), numbered from 0. elements: of the vector. item: bytes of one element as it
-    travels. ranges: elements of each range if a strategy exchanges range by range, () if not known. micro_steps: of one
-    step. own_operation: whether MPI's collectives add by --op own, always true if items are not float32.
+    placement: node of each rank, (ranks,), numbered from 0, none empty. elements: of the vector. item: bytes of one
+    element as it travels. library: of mpi_choices.LIBRARIES. ranges: elements of each range, in order, if a strategy
+    exchanges range by range; () if not known. micro_steps: of one step. own_operation: whether MPI's collectives add by
+    --op own, always true if items are not float32.
     """
 
     placement: np.ndarray
     elements: int
-    item: int
-    library: str
-    ranges: tuple[int, ...]
-    micro_steps: int
+    item: int = VECTOR_BYTES
+    library: str = "mpich"
+    ranges: tuple[int, ...] = ()
+    micro_steps: int = 1
     own_operation: bool = False
 
     @property
     def ranks(self) -> np.ndarray:
         return np.arange(len(self.placement))
-
-    @cached_property
-    def group(self) -> CallGroup:
-        return CallGroup(self.ranks, self.placement)
 
     @property
     def vector(self) -> int:
@@ -71,8 +67,8 @@ class Setting:
 
     def call(self, collective: str, size: int, root: int = 0) -> Messages:
         """Make one MPI collective of `size` bytes. UnknownChoice if the library's algorithm is not known."""
-        built_in = self.item == FLOAT32_BYTES and not self.own_operation
-        return resolve(MpiCall(self.library, collective, self.group, size, self.item, root, built_in=built_in))
+        built_in = self.item == VECTOR_BYTES and not self.own_operation
+        return resolve(MpiCall(self.library, collective, self.ranks, self.placement, size, root, built_in))
 
 
 def in_turn(*calls: Messages) -> Messages:
@@ -83,33 +79,58 @@ def in_turn(*calls: Messages) -> Messages:
 
 def rooted_calls(setting: Setting, collective: str) -> list[Messages]:
     """List one call of a rooted collective per rank, which is the root of its own slice of the vector."""
-    slices, calls = setting.blocks(len(setting.placement)), []
-    for start, stop in cut(len(slices), len(slices) if len(slices) <= MOST_ROOTS else FEW_ROOTS):
-        root = (start + stop - 1) // 2  # stands for all roots from start to stop, which are alike
+    slices = setting.blocks(len(setting.placement))
+    calls = []
+    for root, alike in roots_of(len(slices)):
         stages, names = setting.call(collective, int(slices[root]), root)
-        calls.append(([replace(one, repeat=one.repeat * (stop - start)) for one in stages], names))
+        calls.append(([replace(one, repeat=one.repeat * alike) for one in stages], names))
     return calls
 
 
 def rooted_calls_together(setting: Setting, collective: str) -> Messages:
     """Make one stage of rooted calls for pieces of the slices, WINDOW of them under way (dist/host/rooted.py)."""
     slices = [stop - start for start, stop in cut_by_node(setting.placement.tolist(), 0, setting.elements)]
-    length, ranks = PIECE_SEGMENTS * LEAST_SEGMENT_BYTES // setting.item, len(slices)  # as over slow links
-    pieces = max(1, -(-max(slices) // length))
-    found, names, steps, added = [], [], 0, 0
-    for start, stop in cut(ranks, ranks if ranks <= MOST_ROOTS else FEW_ROOTS):
-        root = (start + stop - 1) // 2  # stands for all roots from start to stop, which are alike
-        short, longer = divmod(slices[root], pieces)  # `longer` pieces have one element more
-        for elements, alike in ((short + 1, longer), (short, pieces - longer)):
-            stages, algorithms = setting.call(collective, setting.item * elements, root)
-            calls = alike * (stop - start)
-            found += [(one.source, one.destination, calls * one.size) for one in stages]
-            names += algorithms
-            steps, added = max(steps, len(stages)), added + calls * sum(one.added for one in stages)
-    messages = [np.concatenate(part) for part in zip(*found, strict=True)]
-    turns = -(-pieces * ranks // WINDOW)
-    together = stage(*messages, steps=steps * turns, added_meanwhile=added // ranks, all_together=True)
+    piece = PIECE_SEGMENTS * LEAST_SEGMENT_BYTES // setting.item  # elements, as over slow links
+    pieces = max(1, -(-max(slices) // piece))
+    messages = []
+    names = []
+    steps = 0
+    added = 0
+    for root, alike in roots_of(len(slices)):
+        stages, algorithms = setting.call(collective, setting.item * slices[root] // pieces, root)
+        messages += [(one.source, one.destination, alike * pieces * one.repeat * one.size) for one in stages]
+        names += algorithms
+        steps = max(steps, sum(one.repeat for one in stages))
+        added += alike * pieces * sum(one.added for one in stages)
+    sources, destinations, sizes = (np.concatenate(part) for part in zip(*messages, strict=True))
+    turns = -(-pieces * len(slices) // WINDOW)
+    added_by_rank = added // len(slices)
+    together = stage(
+        sources, destinations, sizes, steps=steps * turns, added_meanwhile=added_by_rank, all_together=True
+    )
     return [together], list(dict.fromkeys(names))
+
+
+def roots_of(ranks: int) -> list[tuple[int, int]]:
+    """Return (root, number of roots alike that it stands for) of rooted calls, one for each rank."""
+    stretches = cut(ranks, ranks if ranks <= MOST_ROOTS else FEW_ROOTS)
+    return [((start + stop - 1) // 2, stop - start) for start, stop in stretches]
+
+
+def ring_reduce_scatter(members: np.ndarray, blocks: np.ndarray) -> list[Stage]:
+    """Reduce-scatter around a ring: each member sends every block but its own, which arrives last, as the sum of all.
+
+    Blocks travel in segments, so a member adds a segment while the next one arrives.
+    """
+    sent = blocks.sum() - blocks
+    steps = max(len(members) - 1, 1)
+    return [stage(members, np.roll(members, -1), sent, steps=steps, added_meanwhile=int(sent.max()), all_together=True)]
+
+
+def ring_all_gather(members: np.ndarray, blocks: np.ndarray) -> list[Stage]:
+    """Gather around a ring: each member passes on every block but its right neighbour's, in segments."""
+    sent = blocks.sum() - np.roll(blocks, -1)
+    return [stage(members, np.roll(members, -1), sent, steps=max(len(members) - 1, 1), all_together=True)]
 
 
 def ring_of(members: np.ndarray, blocks: np.ndarray) -> Messages:
@@ -124,7 +145,7 @@ def ring_of_ranks(setting: Setting) -> Messages:
 
 def ring_of_nodes(setting: Setting) -> Messages:
     """Sum the vector in each node's shared memory, then around a ring of the nodes' leaders."""
-    leaders = setting.group.leaders.members
+    leaders = leaders_of(setting.placement)
     return ring_of(leaders, setting.blocks(len(leaders)))
 
 
@@ -154,36 +175,10 @@ def two_trees(setting: Setting) -> Messages:
     return [stage(*np.concatenate(messages, axis=1), steps=steps, added_meanwhile=added, all_together=True)], []
 
 
-def message_schedule(
-    messages: Callable[[Setting], Messages],
-    placement: list[int],
-    size_bytes: int,
-    library: str = "mpich",
-    item_bytes: int = FLOAT32_BYTES,
-    ranges: tuple[int, ...] = (),
-    micro_steps: int = 1,
-    own_operation: bool = False,
-) -> Messages:
-    """Return a strategy's messages of one step; none on one rank. size_bytes: of the whole vector, as it travels.
+def message_schedule(messages: Callable[[Setting], Messages], setting: Setting) -> Messages:
+    """Return a strategy's messages of one step; none on one rank.
 
-    placement: node of each rank, nodes numbered 0 .. M-1, none empty. ranges: elements of each range, in order, if the
-    strategy exchanges range by range; micro_steps, own_operation: as Setting's. ValueError with one line for an unknown
-    library, a placement with gaps, a vector that is no whole number of elements, or ranges that do not add up to it;
-    mpi_choices.UnknownChoice, a ValueError too, if the library's algorithm is not known. Bytes of rooted calls on more
-    than MOST_ROOTS ranks are estimates.
+    UnknownChoice if the library's algorithm is not known. Bytes of rooted calls on more than MOST_ROOTS ranks are
+    estimates.
     """
-    if library not in LIBRARIES:
-        raise ValueError(f"no MPI library {library!r}: expected one of {', '.join(LIBRARIES)}")
-    nodes, item = np.asarray(placement, np.int64), item_bytes
-    if not len(nodes) or nodes.min() or len(np.unique(nodes)) != nodes.max() + 1:
-        raise ValueError("a placement gives each rank its node, numbered from 0 without gaps")
-    if size_bytes <= 0 or size_bytes % item:
-        raise ValueError(f"a vector of {size_bytes} bytes: expected a positive multiple of {item}, of an element")
-    if (ranges and sum(ranges) * item != size_bytes) or min(ranges, default=1) < 0 or micro_steps < 1:
-        raise ValueError(
-            f"{len(ranges)} ranges of {sum(ranges)} elements in {micro_steps} micro-steps: expected ranges that make "
-            f"up the {size_bytes // item} elements of the vector, and 1 micro-step or more"
-        )
-    if len(nodes) == 1:
-        return [], []
-    return messages(Setting(nodes, size_bytes // item, item, library, tuple(ranges), micro_steps, own_operation))
+    return messages(setting) if len(setting.placement) > 1 else ([], [])

@@ -16,7 +16,7 @@ from itertools import groupby
 
 import numpy as np
 
-from dist.cost.messages import FLOAT32_BYTES, Messages, Setting, message_schedule
+from dist.cost.messages import Messages, Setting, message_schedule
 from dist.cost.mpi_algorithms import RENDEZVOUS_BYTES
 from dist.cost.ports import Links
 from dist.cost.replay import replay_seconds
@@ -66,55 +66,39 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds and bytes of an exchange. bytes_in, bytes_out: int64 (nodes,). steps: messages that wait for one another.
-    bound_s: lower bound 2 (M-1)/M D/B of an allreduce at the slowest port. algorithms: names of the MPI library's.
-    """
+    """Seconds and bytes of an exchange. bytes_in, bytes_out: int64 (nodes,). algorithms: names of the MPI library's."""
 
     seconds: float
     bytes_in: np.ndarray
     bytes_out: np.ndarray
-    steps: int
-    bound_s: float
     algorithms: list[str]
 
     def __add__(self, other: "Prediction") -> "Prediction":
-        """Add an exchange that follows this one; keep this one's bound."""
+        """Add an exchange that follows this one."""
         return Prediction(
             self.seconds + other.seconds, self.bytes_in + other.bytes_in, self.bytes_out + other.bytes_out,
-            self.steps + other.steps, self.bound_s, self.algorithms + other.algorithms,
+            self.algorithms + other.algorithms,
         )  # fmt: skip
 
 
-def predict(
-    messages: Callable[[Setting], Messages],
-    cluster: Cluster,
-    size_bytes: int,
-    library: str = "mpich",
-    item_bytes: int = FLOAT32_BYTES,
-    ranges: tuple[int, ...] = (),
-    micro_steps: int = 1,
-    own_operation: bool = False,
-) -> Prediction:
-    """Predict one step's exchange of a vector of size_bytes as it travels. Arguments and errors: message_schedule's.
+def predict(messages: Callable[[Setting], Messages], cluster: Cluster, setting: Setting) -> Prediction:
+    """Predict one step's exchange between the ranks of the cluster. Errors: message_schedule's.
 
     A dedicated server changes nothing here: it takes part in every call, as the other ranks do.
     """
-    stages, algorithms = message_schedule(
-        messages, cluster.placement, size_bytes, library, item_bytes, ranges, micro_steps, own_operation
-    )
-    return _prediction(stages, cluster, library, lower_bound_s(cluster, size_bytes), algorithms)
+    stages, algorithms = message_schedule(messages, setting)
+    return _prediction(stages, cluster, setting.library, algorithms)
 
 
-def predict_rows(messages: SparseMessages, cluster: Cluster, rows: Rows, library: str = "mpich") -> Prediction:
+def predict_rows(messages: SparseMessages, cluster: Cluster, rows: Rows, library: str) -> Prediction:
     """Predict the exchange of a sparse embedding gradient that travels apart from the vector."""
     stages = messages(np.asarray(cluster.placement), rows) if len(cluster.placement) > 1 else []
-    return _prediction(stages, cluster, library, 0.0, [])
+    return _prediction(stages, cluster, library, [])
 
 
-def _prediction(stages, cluster: Cluster, library: str, bound_s: float, algorithms: list[str]) -> Prediction:
+def _prediction(stages: list[Stage], cluster: Cluster, library: str, algorithms: list[str]) -> Prediction:
     into, out = node_traffic(stages, cluster.placement)
-    steps = sum(stage.steps * stage.repeat for stage in stages)
-    return Prediction(exchange_seconds(stages, cluster, library), into, out, steps, bound_s, algorithms)
+    return Prediction(exchange_seconds(stages, cluster, library), into, out, algorithms)
 
 
 def lower_bound_s(cluster: Cluster, size_bytes: int) -> float:
@@ -126,10 +110,11 @@ def lower_bound_s(cluster: Cluster, size_bytes: int) -> float:
 def exchange_seconds(stages: list[Stage], cluster: Cluster, library: str) -> float:
     """Return the seconds of all stages, and replay those that are not all_together. library: gives the protocols."""
     ranks = len(cluster.placement)
-    if ranks * sum(len(stage.size) for stage in stages if not stage.all_together) > MOST_REPLAYED:
+    apart = [stage for stage in stages if not stage.all_together]
+    if ranks * sum(stage.repeat * len(stage.size) for stage in apart) > MOST_REPLAYED:
         return float(sum(stage_seconds(stage, cluster) for stage in stages))
-    replayed = sum(stage.repeat * float(stage.size.sum()) for stage in stages if not stage.all_together)
-    links = links_of(cluster, library, replayed * ranks / MOST_TURNS)
+    replayed_bytes = sum(stage.repeat * float(stage.size.sum()) for stage in apart)
+    links = links_of(cluster, library, replayed_bytes * ranks / MOST_TURNS)
     seconds = 0.0
     for together, some in groupby(stages, lambda stage: stage.all_together):
         if together:
@@ -153,7 +138,8 @@ def stage_seconds(stage: Stage, cluster: Cluster) -> float:
     """Return the seconds of one stage with its repeats, if all ranks begin and end it together."""
     nodes = np.asarray(cluster.placement)
     sizes = stage.size * (nodes[stage.source] != nodes[stage.destination])
-    in_s, out_s = cluster.port_seconds(cluster.rate_in), cluster.port_seconds(cluster.rate_out)
+    in_s = cluster.port_seconds(cluster.rate_in)
+    out_s = cluster.port_seconds(cluster.rate_out)
     into = np.bincount(nodes[stage.destination], sizes, cluster.nodes) * in_s
     out = np.bincount(nodes[stage.source], sizes, cluster.nodes) * out_s
     least_s, after_s = beside_ports(stage, cluster)

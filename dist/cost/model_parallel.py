@@ -42,7 +42,9 @@ def simulate(
     An action begins when the stage is free and its input is there, a hop after it was made. Sending takes no time. The
     head leaves at the start, and its gradient in the last backward of all. ValueError: the stages wait in a circle.
     """
-    ends, free, turns = {}, [0.0] * len(plans), [0] * len(plans)
+    ends = {}
+    free = [0.0] * len(plans)
+    turns = [0] * len(plans)
     while any(turn < len(plan) for turn, plan in zip(turns, plans, strict=True)):
         before = list(turns)
         for stage, plan in enumerate(plans):
@@ -54,7 +56,8 @@ def simulate(
                 end_s = max(free[stage], there_s) + seconds
                 if stage == len(plans) - 1 and turns[stage] == 0:
                     end_s = max(end_s, head.message_s + head.share * seconds)
-                free[stage] = ends[action, index, stage] = end_s
+                free[stage] = end_s
+                ends[action, index, stage] = end_s
                 turns[stage] += 1
         if turns == before:
             raise ValueError(
@@ -127,22 +130,22 @@ class Seats:
     def copies(self) -> int:
         return self.nodes.shape[1]
 
-    def data_cluster(self, stage: int, part: int) -> Cluster:
-        """Return the ranks that hold one model shard, with their part of the ports that several shards' ranks use."""
-        here, placement = np.unique(self.nodes[stage, :, part], return_inverse=True)
+    def data_cluster(self, stage: int) -> Cluster:
+        """Return a stage's ranks, by replica, then by shard, with their part of ports that other stages' ranks use."""
+        here, placement = np.unique(self.nodes[stage].ravel(), return_inverse=True)
         rate_in, rate_out = (
-            np.broadcast_to(np.asarray(rate, float), self.cluster.nodes)[here] / self._groups[here]
+            np.broadcast_to(np.asarray(rate, float), self.cluster.nodes)[here] / self._stages_crossing[here]
             for rate in (self.cluster.rate_in, self.cluster.rate_out)
         )
         return replace(self.cluster, placement=placement, rate_in=rate_in, rate_out=rate_out)
 
     @cached_property
-    def _groups(self) -> np.ndarray:
-        """(nodes,): how many model shards are exchanged through the port of each node, at least 1."""
+    def _stages_crossing(self) -> np.ndarray:
+        """(nodes,): how many stages' replicas exchange through the port of each node, at least 1."""
         crossing = np.zeros(self.cluster.nodes)
-        for group in self.nodes.transpose(0, 2, 1).reshape(-1, self.copies):
-            own = np.unique(group)
-            crossing[own] += len(own) > 1
+        for nodes in self.nodes:
+            groups = [group for group in nodes.T if len(set(group)) > 1]  # one for each shard
+            crossing[np.unique(groups).astype(int)] += 1
         return np.maximum(crossing, 1)
 
     def hop_s(self, rows: int) -> float:
@@ -158,7 +161,8 @@ class Seats:
 
         All replicas and shards send at once, through the ports that they share.
         """
-        crosses, local_s = (upper != lower).ravel(), share / self.cluster.local_rate
+        crosses = (upper != lower).ravel()
+        local_s = share / self.cluster.local_rate
         if not crosses.any():
             return local_s
         out_s, in_s = self._port_seconds
@@ -172,7 +176,8 @@ class Seats:
 
     def ports_s(self, rows: int) -> float:
         """Return the seconds the busiest port needs for one microbatch's messages between stages, each way."""
-        upper, lower = self.nodes[:-1].ravel(), self.nodes[1:].ravel()
+        upper = self.nodes[:-1].ravel()
+        lower = self.nodes[1:].ravel()
         ends = np.concatenate([upper[upper != lower], lower[upper != lower]])  # each sends one message and receives one
         messages = np.bincount(ends, minlength=self.cluster.nodes)
         return float((messages * np.maximum(*self._port_seconds)).max() * rows / self.parts)

@@ -1,53 +1,86 @@
 """The algorithms behind the MPI libraries' collectives, as stages of messages (stages.py).
 
-Most functions take the call (mpi_calls.py). Those that are parts of several algorithms take the member ranks in their
-order, int64 (count,), and the bytes of each member's block, (count,). mpi_choices.py says which library picks which
-algorithm when. The algorithms and their costs: Thakur, Rabenseifner and Gropp, "Optimization of collective
-communication operations in MPICH", IJHPCA 19(1), 2005.
+Vectors are of 1 MB or more, and are cut into equal blocks. mpi_choices.py says which library picks which algorithm.
+The algorithms and their costs: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+MPICH", IJHPCA 19(1), 2005. Inside a node the libraries have algorithms of their own: here a binomial tree stands for
+them, whose time comes from a measured rate (model.Cluster.local_rate).
 """
+
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from dist.cost.mpi_calls import MpiCall
-from dist.cost.stages import Stage, doublings, stage
+from dist.cost.stages import Stage, backwards, doublings, stage
 
 # UCX sends a smaller vector at once, into buffers of the receiver. A larger one waits until the receiver answers.
 # Measured over TCP at 400 Mbit/s: a Send to a sleeping rank returned at once up to 3 MB under MPICH 5.0.2 and waited
 # from 4 MB on; under Open MPI 5.0.11 it waited from 128 KB on.
 RENDEZVOUS_BYTES = {"mpich": 3_500_000, "openmpi": 100_000}
-MOST_ROUNDS = 64  # of a ring that are modelled one by one
+MOST_ROUNDS = 64  # of a pairwise exchange that are modelled one by one
 
 
-def ring_reduce_scatter(members, blocks) -> list[Stage]:
-    """Reduce-scatter around a ring: each member sends every block but its own, which arrives last, as the sum of all.
+@dataclass(frozen=True)
+class MpiCall:
+    """A collective call on a vector. A place is an index into its members."""
 
-    Blocks travel in segments, so a member adds a segment while the next one arrives.
-    """
-    sent = blocks.sum() - blocks
-    steps = max(len(members) - 1, 1)
-    return [stage(members, np.roll(members, -1), sent, steps=steps, added_meanwhile=int(sent.max()), all_together=True)]
+    library: str  # "mpich" or "openmpi"
+    collective: str  # "reduce", "bcast", "ireduce", "ibcast", "allreduce", "reduce_scatter_block" or "allgather"
+    members: np.ndarray  # ranks in the communicator's order, int64 (count,)
+    nodes: np.ndarray  # the node of each member, (count,)
+    size: int  # bytes of the whole vector
+    root: int = 0  # its place
+    built_in: bool = True  # whether it adds by MPI's own sum
+    after_node_sums: bool = False  # members are leaders, each of which begins after the sum inside its node
+
+    @property
+    def count(self) -> int:
+        return len(self.members)
+
+    @property
+    def block(self) -> int:
+        """Bytes of one rank's part in a reduce-scatter or all-gather."""
+        return self.size // self.count
+
+    @property
+    def from_root(self) -> np.ndarray:
+        """The members in their order, beginning with the root."""
+        return np.roll(self.members, -self.root)
+
+    @property
+    def power_of_two(self) -> bool:
+        return self.count & (self.count - 1) == 0
+
+    @cached_property
+    def ranks_per_node(self) -> np.ndarray:
+        return np.unique(self.nodes, return_counts=True)[1]
+
+    @property
+    def shares_nodes(self) -> bool:
+        """Whether there are several nodes, one of them with several ranks: libraries then go node by node."""
+        return 1 < len(self.ranks_per_node) < self.count
+
+    @property
+    def nodes_alike(self) -> bool:
+        return self.shares_nodes and self.ranks_per_node.min() == self.ranks_per_node.max()
+
+    def among_leaders(self) -> "MpiCall":
+        """Return the same call among the first members of the nodes; its root is the leader on the root's node."""
+        places = np.sort(np.unique(self.nodes, return_index=True)[1])
+        nodes = self.nodes[places]
+        root = int(np.flatnonzero(nodes == self.nodes[self.root])[0])
+        return replace(self, members=self.members[places], nodes=nodes, root=root)
+
+    def waits(self, sent: int) -> bool:
+        """Return whether a message of `sent` bytes waits for its receiver."""
+        return sent >= RENDEZVOUS_BYTES[self.library]
 
 
-def ring_all_gather(members, blocks) -> list[Stage]:
-    """Gather around a ring: each member passes on every block but its right neighbour's, in segments."""
-    sent = blocks.sum() - np.roll(blocks, -1)
-    return [stage(members, np.roll(members, -1), sent, steps=max(len(members) - 1, 1), all_together=True)]
-
-
-def ring_rounds(members, blocks) -> list[Stage]:
-    """Gather around a ring as the libraries do: each round, every member passes on the block it received last.
-
-    The rounds are alike: beyond MOST_ROUNDS, one stage stands for all.
-    """
-    count = len(members)
-    if count > MOST_ROUNDS:
-        return ring_all_gather(members, blocks)
-    place = np.arange(count)
-    return [stage(members, np.roll(members, -1), blocks[(place - shift) % count]) for shift in range(count - 1)]
+# Trees.
 
 
 def linear_reduce(call: MpiCall) -> list[Stage]:
-    """Reduce as Open MPI does: the last member sends first (coll_base_reduce.c, basic_linear)."""
+    """Reduce as Open MPI does: the last member sends first."""
     others = np.delete(call.members, call.root)[::-1]
     return [stage(other, call.members[call.root], call.size, added=call.size) for other in others]
 
@@ -57,7 +90,7 @@ def linear_bcast(call: MpiCall) -> list[Stage]:
 
 
 def linear_scatter(call: MpiCall) -> list[Stage]:
-    """Send one block after another, in the order of the members (coll_base_scatter.c, basic_linear)."""
+    """Send one block after another, in the order of the members."""
     others = np.delete(call.members, call.root)
     return [stage(call.members[call.root], other, call.block) for other in others]
 
@@ -69,11 +102,25 @@ def chain_reduce(call: MpiCall) -> list[Stage]:
 
 
 def binomial_reduce(call: MpiCall) -> list[Stage]:
-    """Reduce in log2 rounds; in round k the members at odd multiples of 2^k from the root send all and leave."""
-    order, stages = call.from_root, []
-    for distance in doublings(call.count):
-        senders = np.arange(distance, call.count, 2 * distance)
-        stages.append(stage(order[senders], order[senders - distance], call.size, added=call.size))
+    return _trees(call.from_root, np.arange(call.count), call.size)
+
+
+def local_reduce(call: MpiCall) -> list[Stage]:
+    """Sum each node's vectors on its first member."""
+    by_node = np.argsort(call.nodes, kind="stable")
+    nodes = call.nodes[by_node]
+    return _trees(call.members[by_node], np.arange(call.count) - np.searchsorted(nodes, nodes), call.size)
+
+
+def _trees(ranks: np.ndarray, place: np.ndarray, size: int) -> list[Stage]:
+    """Reduce along binomial trees in log2 rounds; in round k odd multiples of 2^k send to the place 2^k before.
+
+    ranks: tree after tree, each beginning with its root. place: of each rank in its tree.
+    """
+    stages = []
+    for distance in doublings(int(place.max()) + 1):
+        senders = np.flatnonzero(place % (2 * distance) == distance)
+        stages.append(stage(ranks[senders], ranks[senders - distance], size, added=size))
     return stages
 
 
@@ -82,8 +129,9 @@ def doubling_bcast(call: MpiCall) -> list[Stage]:
 
     The root and the first member change places, the others keep theirs (nbc_ibcast.c).
     """
-    order, stages = call.members.copy(), []
+    order = call.members.copy()
     order[[0, call.root]] = order[[call.root, 0]]
+    stages = []
     for distance in doublings(call.count):
         receivers = np.arange(distance, min(2 * distance, call.count))
         stages.append(stage(order[receivers - distance], order[receivers], call.size))
@@ -91,26 +139,27 @@ def doubling_bcast(call: MpiCall) -> list[Stage]:
 
 
 def scattered_bcast(call: MpiCall, gather) -> list[Stage]:
-    """Broadcast as van de Geijn: scatter blocks down a binomial tree, then gather them.
-
-    gather(members, blocks): ring_rounds, or doubling_all_gather for a power of two of members.
-    """
-    order, block = call.from_root, -(-call.size // call.count)
-    blocks = np.clip(call.size - block * np.arange(call.count), 0, block)  # equal blocks, until the vector ends
-    return binomial_scatter(order, blocks) + gather(order, blocks)
+    """Broadcast as van de Geijn: scatter blocks down a binomial tree, then gather(call) them."""
+    from_root = replace(call, members=call.from_root)
+    return binomial_scatter(from_root) + gather(from_root)
 
 
-def binomial_scatter(order, blocks) -> list[Stage]:
-    """Scatter from the first member: a sender passes on half of its blocks at a time, the farthest half first.
+def binomial_scatter(call: MpiCall) -> list[Stage]:
+    """Scatter from the first member: a sender passes on half of its blocks at a time, the farthest half first."""
+    stages = []
+    for distance in reversed(doublings(call.count)):
+        receivers = np.arange(distance, call.count, 2 * distance)
+        blocks = np.minimum(distance, call.count - receivers)
+        stages.append(stage(call.members[receivers - distance], call.members[receivers], blocks * call.block))
+    return stages
 
-    A stage is one distance, because a rank sends to one receiver after another.
-    """
-    edges = np.concatenate([[0], np.cumsum(blocks)])
-    receivers = np.arange(1, len(order))
-    distance = receivers & -receivers
-    sent = edges[np.minimum(receivers + distance, len(order))] - edges[receivers]
-    together = [distance == one for one in np.unique(distance)[::-1]]
-    return [stage(order[receivers[now] - distance[now]], order[receivers[now]], sent[now]) for now in together]
+
+# All members send and receive.
+
+
+def ring_all_gather(call: MpiCall) -> list[Stage]:
+    """Gather around a ring: each round, every member passes on the block it received last."""
+    return [stage(call.members, np.roll(call.members, -1), call.block, repeat=call.count - 1)]
 
 
 def pairwise_reduce_scatter(call: MpiCall) -> list[Stage]:
@@ -120,28 +169,17 @@ def pairwise_reduce_scatter(call: MpiCall) -> list[Stage]:
     stage stands for them. Half way round, two members exchange with each other; in all other rounds a member sends to
     one and receives from another.
     """
-    members, count = call.members, call.count
-    widest = int(call.group.ranks_per_node.max())
-    alike = bool(np.all(np.diff(call.group.nodes) >= 0)) and count > max(2 * widest, 64)
-    shifts = [*range(1, widest + 1), *range(count - widest + 1, count)] if alike else range(1, count)
-    repeats = {widest: count - 2 * widest + 1} if alike else {}
+    count = call.count
+    widest = int(call.ranks_per_node.max())
+    repeats = dict.fromkeys(range(1, count), 1)  # of each round
+    if count > max(2 * widest, MOST_ROUNDS) and np.all(np.diff(call.nodes) >= 0):
+        within_nodes = [*range(1, widest), *range(count - widest + 1, count)]
+        repeats = dict.fromkeys(within_nodes, 1) | {widest: count - 2 * widest + 1}
     stages = []
-    for shift in shifts:
-        apart = 2 * shift == count and call.block >= RENDEZVOUS_BYTES[call.library]
-        messages, repeat = (members, np.roll(members, -shift), call.block), repeats.get(shift, 1)
-        stages.append(stage(*messages, added=call.block, exchange_apart=apart, repeat=repeat))
-    return stages
-
-
-def doubling_all_gather(members, blocks, library="mpich") -> list[Stage]:
-    """Gather in pairs at growing distance that exchange all their blocks; for a power of two of members."""
-    edges = np.concatenate([[0], np.cumsum(blocks)])
-    index, stages = np.arange(len(members)), []
-    for distance in doublings(len(members)):
-        first = index - index % distance
-        sent = edges[first + distance] - edges[first]
-        apart = bool(sent.max() >= RENDEZVOUS_BYTES[library])
-        stages.append(stage(members, members[index ^ distance], sent, exchange_apart=apart))
+    for shift, repeat in repeats.items():
+        apart = 2 * shift == count and call.waits(call.block)
+        receivers = np.roll(call.members, -shift)
+        stages.append(stage(call.members, receivers, call.block, added=call.block, exchange_apart=apart, repeat=repeat))
     return stages
 
 
@@ -153,17 +191,30 @@ def bruck_all_gather(call: MpiCall) -> list[Stage]:
     ]
 
 
+def doubling_all_gather(call: MpiCall) -> list[Stage]:
+    """Gather in pairs at growing distance that exchange all their blocks; for a power of two of members."""
+    return [
+        _exchange(call.members, distance, call.block * distance, exchange_apart=call.waits(call.block * distance))
+        for distance in doublings(call.count)
+    ]
+
+
+def _exchange(members: np.ndarray, distance: int, size: int, **properties) -> Stage:
+    """Exchange `size` bytes between members at this distance, a power of two, in the hypercube of all members."""
+    return stage(members, members[np.arange(len(members)) ^ distance], size, **properties)
+
+
 def doubling_allreduce(call: MpiCall) -> list[Stage]:
     """Sum by recursive doubling of whole vectors. Members beyond a power of two are folded, and served last."""
-    size, (core, fold) = call.size, folded(call.members, keep=1)
-    index, apart = np.arange(len(core)), len(fold) > 0
-    before = [stage(fold[:, 0], fold[:, 1], size, added=size)] if len(fold) else []
-    after = [stage(fold[:, 1], fold[:, 0], size)] if len(fold) else []
-    pairs = [core[index ^ distance] for distance in doublings(len(core))]
-    return [*before, *(stage(core, other, size, added=size, exchange_apart=apart) for other in pairs), *after]
+    core, fold = folded(call.members, keep=1)
+    apart = len(fold) > 0
+    pairs = [
+        _exchange(core, distance, call.size, added=call.size, exchange_apart=apart) for distance in doublings(len(core))
+    ]
+    return _fold(call, fold) + pairs + _unfold(call, fold)
 
 
-def folded(members, keep) -> tuple[np.ndarray, np.ndarray]:
+def folded(members: np.ndarray, keep: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (the members that stay, a power of two; pairs of (folded member, its partner), (K, 2)).
 
     The first 2 K members are pairs of neighbours. keep: which of a pair stays, the first (0) or the second (1).
@@ -172,3 +223,113 @@ def folded(members, keep) -> tuple[np.ndarray, np.ndarray]:
     pairs = members[: 2 * rest].reshape(rest, 2)
     core = np.concatenate([pairs[:, keep], members[2 * rest :]])
     return core, np.stack([pairs[:, 1 - keep], pairs[:, keep]], axis=1)
+
+
+def _fold(call: MpiCall, fold: np.ndarray) -> list[Stage]:
+    """Add the vectors of the folded members to their partners'. fold: (K, 2), from `folded`.
+
+    MPICH sends whole vectors. Open MPI lets each of the two add one half, and collects the halves.
+    """
+    if not len(fold):
+        return []
+    if call.library == "mpich":
+        return [stage(fold[:, 0], fold[:, 1], call.size, added=call.size)]
+    half = call.size // 2
+    both_ways = stage(fold, fold[:, ::-1], half, added=half, exchange_apart=call.waits(call.size))
+    return [both_ways, stage(fold[:, 0], fold[:, 1], half)]
+
+
+def _unfold(call: MpiCall, fold: np.ndarray) -> list[Stage]:
+    return [stage(fold[:, 1], fold[:, 0], call.size)] if len(fold) else []
+
+
+# Rabenseifner's: recursive halving, then a gather to the root, or halving in reverse.
+
+
+def rabenseifner_reduce(call: MpiCall) -> list[Stage]:
+    core, fold = folded(call.members, keep=0)
+    in_step = 0 if call.after_node_sums else 1
+    stages = _fold(call, fold) + _halving(call, core, len(fold) > 0, in_step)
+    root = call.members[call.root]
+    if root not in core:  # the first core member hands its block to the root, which takes its place
+        stages.append(stage(core[0], root, call.size // len(core)))
+        core = np.concatenate([[root], core[1:]])
+    from_root = np.arange(len(core)) ^ int(np.flatnonzero(core == root)[0])
+    for distance in reversed(doublings(len(core))):
+        senders = np.flatnonzero(from_root // distance == 1)
+        stages.append(stage(core[senders], core[senders ^ distance], call.size // (2 * distance)))
+    return stages
+
+
+def rabenseifner_allreduce(call: MpiCall) -> list[Stage]:
+    core, fold = folded(call.members, keep=0 if call.library == "openmpi" else 1)
+    apart = call.waits(call.size) and (call.library == "openmpi" or len(fold) == 0)
+    gather = [
+        _exchange(core, distance, call.size // (2 * distance), exchange_apart=apart)
+        for distance in reversed(doublings(len(core)))
+    ]
+    return [*_fold(call, fold), *_halving(call, core, len(fold) > 0), *gather, *_unfold(call, fold)]
+
+
+def _halving(call: MpiCall, core: np.ndarray, is_folded: bool, in_step: int = 1) -> list[Stage]:
+    """Reduce-scatter among a power of two of members, neighbours first, half of the rest each time.
+
+    Measurements say which pairs begin their exchange at different times, if vectors wait for their receivers. Under
+    Open MPI all do. Under MPICH a fold delays half of them; without one, the first `in_step` exchanges are in step, and
+    then adding drives the pairs apart if their messages wait for the receiver.
+    """
+    stages = []
+    for number, distance in enumerate(doublings(len(core))):
+        sent = call.size // (2 * distance)
+        apart = call.library == "openmpi" or is_folded or (number >= in_step and call.waits(sent))
+        stages.append(_exchange(core, distance, sent, added=sent, exchange_apart=apart and call.waits(call.size)))
+    return stages
+
+
+# Node by node.
+
+
+def smp(call: MpiCall, resolve) -> tuple[list[Stage], list[str]]:
+    """Make MPICH's SMP-aware collective: inside the nodes, among their leaders, inside the nodes again.
+
+    resolve(call): (stages, names) of the leaders' call, for which the library chooses separately.
+    """
+    leaders = call.among_leaders()
+    if call.collective in ("reduce", "allreduce"):
+        # The counters show that the leaders reduce to rank 0's node for any root; the vector goes on from there.
+        leaders = replace(leaders, root=0, after_node_sums=True)
+    root = call.members[call.root]
+    root_leader = leaders.members[leaders.root]
+    middle, names = resolve(leaders)
+    if call.collective in ("bcast", "ibcast"):
+        return [stage(root, root_leader, call.size), *middle, *backwards(local_reduce(call))], names
+    after = [stage(root_leader, root, call.size)]
+    if call.collective == "allreduce":
+        after = backwards(local_reduce(call))
+    return local_reduce(call) + middle + after, names
+
+
+def han(call: MpiCall) -> list[Stage]:
+    """Make Open MPI's HAN: segments of 64 KiB, so that node sum, leaders' exchange and node broadcast overlap.
+
+    Among the leaders it calls libnbc. Its algorithms were counted with 3, 4 and 5 leaders; more are assumed to use
+    those of 5.
+    """
+    leaders = call.among_leaders()
+    parts = []
+    if call.collective != "bcast":
+        parts += rabenseifner_reduce(leaders)
+    if call.collective != "reduce":
+        parts += linear_bcast(leaders) if leaders.count <= 4 else doubling_bcast(leaders)
+    # One stage of all messages stands for a pipeline of small segments.
+    joined = [np.concatenate([getattr(part, name) for part in parts]) for name in ("source", "destination", "size")]
+    return [stage(*joined, steps=len(parts), all_together=True)]
+
+
+def han_all_gather(call: MpiCall) -> list[Stage]:
+    """Collect blocks on the leaders, gather them among the leaders, and broadcast them in each node."""
+    leaders = call.among_leaders()
+    _, first, node = np.unique(call.nodes, return_index=True, return_inverse=True)
+    collect = stage(call.members, call.members[first[node]], call.block)
+    middle = doubling_all_gather(leaders) if leaders.power_of_two else bruck_all_gather(leaders)
+    return [collect, *middle, *backwards(local_reduce(call))]

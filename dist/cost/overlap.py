@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
-from dist.cost.messages import FLOAT32_BYTES
+from dist.cost.memory import VECTOR_BYTES
 from dist.cost.sparse_rows import Rows
 
 # Backward is two thirds of a step's computing: two matrix products for each one of forward.
 BACKWARD = 2 / 3
 # The bucket that becomes final last: 4 MiB, or an eighth of a small vector.
-BUCKET_BYTES, LARGEST_BUCKET = 4 << 20, 1 / 8
+BUCKET_BYTES = 4 << 20
+LARGEST_BUCKET = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Training:
 
     parameters: int
     compute_s: float
-    item_bytes: int = FLOAT32_BYTES
+    item_bytes: int = VECTOR_BYTES
     ranges: tuple[int, ...] = ()
     micro_steps: int = 1
     update_s: float = 0.0

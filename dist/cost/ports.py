@@ -46,7 +46,8 @@ class PortShares:
 
     def __init__(self, in_s: np.ndarray, out_s: np.ndarray, queue_bytes: float):
         self.capacity = [*(1 / in_s), *(1 / out_s)]  # bytes/s: every node's way in, then every node's way out
-        self.nodes, self.queue_bytes = len(in_s), queue_bytes
+        self.nodes = len(in_s)
+        self.queue_bytes = queue_bytes
         self.moving: list[Transfer] = []
 
     def add(self, message, size: int, source_node: int, destination_node: int) -> None:
@@ -73,7 +74,8 @@ class PortShares:
 
     def advance(self, seconds: float) -> list:
         """Advance by `seconds`, at most to the next end; return the messages that arrive then."""
-        through, still = [], []
+        through = []
+        still = []
         for transfer in self.moving:
             transfer.left -= transfer.rate * seconds
             transfer.in_queue -= transfer.rate * seconds
@@ -81,7 +83,8 @@ class PortShares:
             (through if over else still).append(transfer)
         if not through:
             return []
-        self.moving, arrived = still, []
+        self.moving = still
+        arrived = []
         for transfer in through:
             if transfer.left <= transfer.rate * A_MOMENT_S:
                 arrived.append(transfer.message)

@@ -15,8 +15,9 @@ Messages follow the protocols of UCX:
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from dist.cost.ports import Links, PortShares
 from dist.cost.stages import Stage
@@ -42,34 +43,16 @@ class Message:
     has_left: bool = False  # the sender is done with it
     arrived: bool = False
     was_taken: bool = False  # it has arrived, and its receiver has posted its end
-    meeting: "SyncPoint | None" = None  # the meeting it belongs to; then no rank posts it
-
-
-@dataclass(eq=False, slots=True)
-class SyncPoint:
-    """A step that ranks take together: when none is missing, all messages move, and all ranks go on when all is done.
-
-    messages: those through ports. least_s: the least time that it takes; after_s: seconds on top.
-    """
-
-    missing: int
-    messages: list[tuple[int, int, int]] = field(default_factory=list)  # (source, destination, bytes)
-    least_s: float = 0.0
-    after_s: float = 0.0
-    ranks: list[int] = field(default_factory=list)  # ranks that have come
-    moving: int = 0  # messages still under way
-    began_s: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
 class Turn:
     """One turn of a rank: it posts its ends of `posts`, waits until it is done with `waits`, posted here or before, and
-    computes for `seconds`. Or it takes part in `meeting`, and nothing else."""
+    computes for `seconds`."""
 
     posts: list[Message] = field(default_factory=list)
     waits: list[Message] = field(default_factory=list)
     seconds: float = 0.0
-    meeting: SyncPoint | None = None
 
 
 def replay_seconds(stages: list[Stage], links: Links) -> float:
@@ -78,19 +61,14 @@ def replay_seconds(stages: list[Stage], links: Links) -> float:
     for stage in stages:
         for rank, turn in stage_turns(stage, links.rendezvous_bytes).items():
             turns[rank].append(turn)
-    return Replay(turns, links).run()
+    return max(Replay(turns, links).run())
 
 
-def stage_turns(stage: Stage, rendezvous_bytes: int, ranks: Iterable[int] | None = None) -> dict[int, Turn]:
-    """Return the turn of each rank that has messages in a stage: post its receives, then its sends, and wait for all.
-
-    ranks: the ranks that the stage's 0, 1, ... stand for; None: the same numbers.
-    """
-    names = None if ranks is None else list(ranks)
-    receives, sends = defaultdict(list), defaultdict(list)
-    for numbers in zip(stage.source.tolist(), stage.destination.tolist(), stage.size.tolist(), strict=True):
-        source, destination = numbers[:2] if names is None else (names[numbers[0]], names[numbers[1]])
-        size = numbers[2]
+def stage_turns(stage: Stage, rendezvous_bytes: int) -> dict[int, Turn]:
+    """Return the turn of each rank with messages in a stage: post its receives, then its sends, and wait for all."""
+    receives = defaultdict(list)
+    sends = defaultdict(list)
+    for source, destination, size in np.stack([stage.source, stage.destination, stage.size], axis=1).tolist():
         message = Message(source, destination, size, size < rendezvous_bytes, stage.added > 0, stage.exchange_apart)
         receives[destination].append(message)
         sends[source].append(message)
@@ -101,40 +79,33 @@ def stage_turns(stage: Stage, rendezvous_bytes: int, ranks: Iterable[int] | None
 class Replay:
     """The ranks, each at its place in its turns, and the events to come. `now`: seconds since the beginning.
 
-    turns: of each rank, in order. ends_s: when each rank finished its turns; None if it has not.
+    turns: of each rank, in order.
     """
 
     def __init__(self, turns: list[list[Turn]], links: Links):
-        ranks = len(links.nodes)
-        self.links, self.now = links, 0.0
-        self.turns = [[] for _ in range(ranks)]  # in reverse order, to be popped
-        self.present = [Turn() for _ in range(ranks)]
-        self.waiting = [set() for _ in range(ranks)]  # messages of its present turn that the rank waits for
-        self.adding_s = [0.0] * ranks  # time the rank needs to add the arrived messages
-        self.ends_s = [0.0] * ranks
+        self.links = links
+        self.now = 0.0
+        self.turns = [own[::-1] for own in turns]  # to be popped
+        self.present = [Turn() for _ in turns]
+        self.waiting = [set() for _ in turns]  # messages of its present turn that the rank waits for
+        self.adding_s = [0.0 for _ in turns]  # time the rank needs to add the arrived messages
+        self.ends_s = [None for _ in turns]  # when each rank finished its turns
         self.queues = defaultdict(list)  # {pair of ranks: messages on the pair's connection}
         # A heap of (time, number, function, its argument). Numbers keep events of the same time in their order.
-        self.events, self.event_count = [], 0
+        self.events = []
+        self.event_count = 0
         self.shares = PortShares(links.in_s, links.out_s, links.queue_bytes)
-        self.add_turns(turns)
+        for rank in range(len(turns)):
+            self._later(0.0, self._next_turn, rank)
 
-    def run(self) -> float:
-        """Process all events. ValueError if ranks wait for one another forever."""
-        self.run_while(lambda: True)
-        if waiting := sum(end_s is None for end_s in self.ends_s):
-            raise ValueError(
-                f"{waiting} of {len(self.turns)} ranks wait for one another, expected turns in which what is waited "
-                "for is sent: look at the schedule"
-            )
-        return self.now
-
-    def run_while(self, holds: Callable[[], bool]) -> None:
-        """Process events until there are none, or until `holds()` is false."""
-        while holds() and (self.events or self.shares.moving):
+    def run(self) -> list[float]:
+        """Return when each rank finished its turns. ValueError if ranks wait for one another forever."""
+        while self.events or self.shares.moving:
             event_s = self.events[0][0] if self.events else float("inf")
             # Compare the times from now, not the points in time: late in a slow replay, `now` plus the time left of a
             # fast message would round to `now`, and nothing would ever move.
-            to_event_s, to_end_s = event_s - self.now, self.shares.seconds_to_next_end()
+            to_event_s = event_s - self.now
+            to_end_s = self.shares.seconds_to_next_end()
             ended = self.shares.advance(min(to_event_s, to_end_s))
             self.now = event_s if to_event_s <= to_end_s else self.now + to_end_s
             for message in ended:
@@ -142,14 +113,12 @@ class Replay:
             if to_event_s <= to_end_s:
                 _, _, what, subject = heapq.heappop(self.events)
                 what(subject)
-
-    def add_turns(self, turns: list[list[Turn]]) -> None:
-        """Append turns to those of each rank."""
-        for rank, more in enumerate(turns):
-            self.turns[rank] = more[::-1] + self.turns[rank]
-            if self.ends_s[rank] is not None:
-                self.ends_s[rank] = None
-                self._later(0.0, self._next_turn, rank)
+        if waiting := sum(end_s is None for end_s in self.ends_s):
+            raise ValueError(
+                f"{waiting} of {len(self.turns)} ranks wait for one another, expected turns in which what is waited "
+                "for is sent: look at the schedule"
+            )
+        return self.ends_s
 
     def _later(self, delay_s: float, what, subject) -> None:
         self.event_count += 1
@@ -161,10 +130,8 @@ class Replay:
         if not self.turns[rank]:
             self.ends_s[rank] = self.now
             return
-        turn = self.present[rank] = self.turns[rank].pop()
-        if turn.meeting is not None:
-            self._meet(rank, turn.meeting)
-            return
+        turn = self.turns[rank].pop()
+        self.present[rank] = turn
         self.adding_s[rank] = 0.0
         for message in turn.posts:
             self._post(rank, message)
@@ -224,9 +191,6 @@ class Replay:
         return abs(message.posted[message.source] - other.posted[other.source]) > self.links.latency_s
 
     def _arrive(self, message: Message) -> None:
-        if message.meeting is not None:
-            self._arrive_at_meeting(message.meeting)
-            return
         message.arrived = True
         if message.under_way:
             self.queues[frozenset((message.source, message.destination))].remove(message)
@@ -246,32 +210,6 @@ class Replay:
             self.adding_s[message.destination] += message.size * self.links.add_s
         for rank in (message.destination, *message.joined):
             self._over(rank, message)
-
-    # Meetings.
-
-    def _meet(self, rank: int, meeting: SyncPoint) -> None:
-        meeting.ranks.append(rank)
-        meeting.missing -= 1
-        if not meeting.missing:
-            self._later(self.links.latency_s if meeting.messages else 0.0, self._begin_meeting, meeting)
-
-    def _begin_meeting(self, meeting: SyncPoint) -> None:
-        meeting.began_s, meeting.moving = self.now, len(meeting.messages)
-        for source, destination, size in meeting.messages:
-            message = Message(source, destination, size, eager=True, meeting=meeting)
-            self.shares.add(message, size, self.links.nodes[source], self.links.nodes[destination])
-        if not meeting.messages:
-            self._part(meeting)
-
-    def _arrive_at_meeting(self, meeting: SyncPoint) -> None:
-        meeting.moving -= 1
-        if not meeting.moving:
-            self._part(meeting)
-
-    def _part(self, meeting: SyncPoint) -> None:
-        left_s = max(0.0, meeting.least_s - (self.now - meeting.began_s)) + meeting.after_s
-        for rank in meeting.ranks:
-            self._later(left_s, self._next_turn, rank)
 
 
 def _is_over(message: Message, rank: int) -> bool:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dist.cost.stages import Stage, stage
+from dist.cost.stages import Stage, leaders_of, stage
 
-ELEMENT_BYTES = ID_BYTES = 4
+ELEMENT_BYTES = 4
+ID_BYTES = 4
 MOST_MEMBERS = 256
 ASKING = 2  # dependent messages before the rounds of rows: how many rows, and which
 
@@ -37,14 +38,15 @@ class Rows:
         The distinct words of a text grow as a power of its length (Heaps 1978). One rank's rows and all ranks' rows
         give the power. If they were counted on a single rank, all other ranks are assumed to use as many.
         """
-        ranks, nodes = len(placement), np.bincount(placement)
-        alone, before = float(np.mean(self.of_ranks)), len(self.of_ranks)
+        ranks = len(placement)
+        alone = float(np.mean(self.of_ranks))
+        before = len(self.of_ranks)
         power = math.log(self.any / alone) / math.log(before) if before > 1 else 0.0
 
         def used_by(share: float) -> int:
             return round(self.any * (times * share) ** power)
 
-        of_nodes = tuple(used_by(count / ranks) for count in nodes.tolist())
+        of_nodes = tuple(used_by(count / ranks) for count in np.bincount(placement).tolist())
         return Rows(self.width, (used_by(1 / ranks),) * ranks, of_nodes, used_by(1.0))
 
 
@@ -58,13 +60,14 @@ def rows_everywhere(placement: np.ndarray, rows: Rows) -> list[Stage]:
 
 def node_rows_everywhere(placement: np.ndarray, rows: Rows) -> list[Stage]:
     """Send each node's sums to the rows' owners, which add them, and the sums to all nodes."""
-    return _everywhere(_leaders(placement), np.array(rows.of_nodes), rows)
+    return _everywhere(leaders_of(placement), np.array(rows.of_nodes), rows)
 
 
 def node_rows_to_owners(placement: np.ndarray, rows: Rows) -> list[Stage]:
     """Send each node's sums to the nodes that own the rows. After the update each node asks the owners for the rows of
     its next step, which are as many."""
-    leaders, counts = _leaders(placement), np.array(rows.of_nodes)
+    leaders = leaders_of(placement)
+    counts = np.array(rows.of_nodes)
     owners, asking, ids = _each_to_all(leaders, ID_BYTES * counts)
     *_, sizes = _each_to_all(leaders, ELEMENT_BYTES * rows.width * counts)
     asked = stage(asking, owners, ids, steps=ASKING, all_together=True)
@@ -81,8 +84,8 @@ def _everywhere(members: np.ndarray, counts: np.ndarray, rows: Rows) -> list[Sta
 def _to_owners(members: np.ndarray, counts: np.ndarray, rows: Rows) -> Stage:
     """Send rows to their owners. counts: rows of each of the members, (len(members),)."""
     destination, source, size = _each_to_all(members, rows.row_bytes * counts)
-    steps, added = ASKING + len(members) - 1, int(counts.mean() * rows.row_bytes)
-    return stage(source, destination, size, steps=steps, added=added, all_together=True)
+    added = int(counts.mean() * rows.row_bytes)
+    return stage(source, destination, size, steps=ASKING + len(members) - 1, added=added, all_together=True)
 
 
 def _each_to_all(members: np.ndarray, held: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -92,8 +95,3 @@ def _each_to_all(members: np.ndarray, held: np.ndarray) -> tuple[np.ndarray, np.
     if count > MOST_MEMBERS:
         return np.roll(members, count // 2), members, held * (count - 1) / count
     return np.tile(members, count), np.repeat(members, count), np.repeat(held, count) / count
-
-
-def _leaders(placement: np.ndarray) -> np.ndarray:
-    """Return the first rank of each node."""
-    return np.unique(placement, return_index=True)[1]

@@ -1,6 +1,6 @@
 """Stages of an exchange, one after another, each a set of messages that are under way together."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,6 +33,20 @@ def backwards(stages: list[Stage]) -> list[Stage]:
     return [stage(one.destination, one.source, one.size) for one in reversed(stages)]
 
 
+def side_by_side(stages: list[Stage], groups: int) -> list[Stage]:
+    """Let each of `groups` groups of ranks make these stages at once: rank r of group k is r * groups + k."""
+    each = np.arange(groups)
+    return [
+        replace(
+            one,
+            source=np.add.outer(one.source * groups, each).ravel(),
+            destination=np.add.outer(one.destination * groups, each).ravel(),
+            size=np.repeat(one.size, groups),
+        )
+        for one in stages
+    ]
+
+
 def doublings(count: int) -> list[int]:
     """Return 1, 2, 4, ... below `count`: the distance between partners in each round."""
     return [1 << number for number in range((count - 1).bit_length())]
@@ -43,13 +57,20 @@ def barrier() -> Stage:
     return stage([], [], [], all_together=True)
 
 
+def leaders_of(placement: np.ndarray) -> np.ndarray:
+    """Return the first rank of each node."""
+    return np.unique(placement, return_index=True)[1]
+
+
 def node_traffic(stages: list[Stage], placement: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Return (bytes into, bytes out of) each node's port, int64 (nodes,). placement: the node of each rank."""
     node = np.asarray(placement)
     count = int(node.max()) + 1
-    into, out = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    into = np.zeros(count, np.int64)
+    out = np.zeros(count, np.int64)
     for one in stages:
-        source, destination = node[one.source], node[one.destination]
+        source = node[one.source]
+        destination = node[one.destination]
         crossing = one.size * one.repeat * (source != destination)
         # Sums of whole numbers below 2**53: exact in float64.
         into += np.bincount(destination, crossing, count).astype(np.int64)

@@ -208,7 +208,7 @@ def corrected(
 
 def with_exchange(kind: type[Strategy], step: PredictedStep, training: Training, seconds: float) -> PredictedStep:
     """Complete a step that the model cannot predict with a measured exchange of `seconds`."""
-    exchange = Prediction(seconds, np.zeros(1), np.zeros(1), 0, 0.0, [])
+    exchange = Prediction(seconds, np.zeros(1), np.zeros(1), [])
     update_s = training.update_s * step.memory.updated_share(training.parameters)
     return replace(
         step, unknown=None, exchange=exchange, compute_s=training.compute_s, update_s=update_s,

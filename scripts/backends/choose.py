@@ -135,7 +135,8 @@ def choose_kernels(backend: str, layout, world, threads: int, tf32: bool = False
     """
     if backend == "numpy":
         return None, "as asked for"
-    kernels = problem = None
+    kernels = None
+    problem = None
     try:
         kernels = gpu_kernels(layout, own_gpu(world.local_rank), threads, tf32)
     except UserError as error:

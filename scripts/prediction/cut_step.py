@@ -3,12 +3,10 @@
 The caller gives each stage's seconds of computing, with its sums over shards: from the operations of its layers
 (shapes.py) or from a run's traces (model_parallel_run.py). Transfers are predicted by dist/cost:
 
-- A step with few messages is replayed as a whole (dist/cost/whole_step.py): replicas and shards share ports, a slow
-  port delays only its own stages, and some model shards are exchanged while others still compute.
-- A step with more messages would take seconds to replay. Its pipeline is simulated with a fixed time per message, that
-  of the slowest boundary when all ranks send (dist/cost/model_parallel.py), and model shards are exchanged one by one.
-- So is an exchange that overlaps with computing or takes place in each microbatch, as it cannot be replayed.
-- With replicas alone there is one exchange, which predicted_exchange replays.
+- A pipeline with few messages is replayed (dist/cost/pipeline_replay.py): replicas and shards share ports, and a slow
+  port delays only its own stages. More messages would take seconds to replay. Then the pipeline is simulated with a
+  fixed time per message, that of the slowest boundary when all ranks send (dist/cost/model_parallel.py).
+- Each stage's replicas exchange when the stage has ended. The exchanges of its shards share the nodes' ports.
 """
 
 from dataclasses import dataclass, replace
@@ -17,36 +15,21 @@ from functools import cached_property
 import numpy as np
 
 from dist.cost.memory import VECTOR_BYTES, RankMemory
-from dist.cost.model import Cluster
+from dist.cost.model import exchange_seconds
 from dist.cost.model_parallel import Head, Seats, simulate
 from dist.cost.overlap import BACKWARD, Training
-from dist.cost.whole_step import PipelineStep, WholeStep
+from dist.cost.pipeline_replay import PipelineStep, replayed_ends_s
+from dist.cost.stages import side_by_side
 from gpt2.config import GPT2Config
 from gpt2.parameters import Layout
 from gpt2.pipeline import Actions, operations
-from scripts.prediction.predictor import exchanged_stages, predicted_exchange, predicted_rows
+from scripts.prediction.predictor import exchanged_stages, predicted_rows
 from scripts.settings.memory import bytes_beside, bytes_of_slots
 from scripts.settings.model_parallel import ModelCut
 from strategies import Strategy
 
 FEW = 8  # simulated microbatches per stage; each further one takes as long as one of their second half
-# A replay takes 20 us per message, more if many are under way at once. Each shape needs a replay, and each strategy the
-# end of one.
-MOST_REPLAYED = 20_000  # messages times ranks
-
-
-@dataclass(frozen=True)
-class PlacedShard:
-    """A model shard: its stage, its tensor-parallel rank, its layout, and the cluster of the ranks that hold it."""
-
-    stage: int
-    part: int
-    layout: Layout
-    cluster: Cluster
-
-    @cached_property
-    def ranges(self) -> tuple[int, ...]:
-        return tuple(stop - start for start, stop in self.layout.held_ranges)
+MOST_REPLAYED = 20_000  # messages times ranks; a replay takes 20 us per message, more if many are under way at once
 
 
 @dataclass(frozen=True)
@@ -83,31 +66,23 @@ class CutStep:
         return replace(self.cut, micro_steps=min(self.cut.micro_steps, FEW * self.cut.pipeline))
 
     @cached_property
-    def shards(self) -> list[PlacedShard]:
-        """All model shards, by stage, then by tensor-parallel rank."""
-        places = [(stage, part) for stage in range(self.cut.pipeline) for part in range(self.cut.tensor)]
-        return [
-            PlacedShard(stage, part, Layout(self.config, 1, shard), self.seats.data_cluster(stage, part))
-            for (stage, part), shard in zip(places, self.cut.shards, strict=True)
-        ]
+    def layouts(self) -> list[Layout]:
+        """The layouts of all model shards, by stage, then by tensor-parallel rank."""
+        return [Layout(self.config, 1, shard) for shard in self.cut.shards]
 
     # The pipeline.
 
-    @cached_property
+    @property
     def is_replayed(self) -> bool:
-        """True if the messages between stages are few enough to be replayed."""
-        boundaries = (self.cut.pipeline - 1) * self.cut.tensor * self.seats.copies
-        return self.cut.tensor * self.cut.pipeline > 1 and self._are_few(2 * boundaries * self.simulated.micro_steps)
-
-    def _are_few(self, messages: int) -> bool:
-        return messages * self.seats.nodes.size <= MOST_REPLAYED
+        """True if there are messages between stages, and few enough to be replayed."""
+        messages = 2 * (self.cut.pipeline - 1) * self.cut.tensor * self.seats.copies * self.simulated.micro_steps
+        return 0 < messages * self.seats.nodes.size <= MOST_REPLAYED
 
     @cached_property
     def ends_s(self) -> np.ndarray:
         """The times when the stages have computed all microbatches, (p,)."""
         if self.is_replayed:
-            few = self.simulated.micro_steps
-            return self._of_all(lambda count: (self._few_replayed if count == few else self._new_replay(count)).ends_s)
+            return self._of_all(self._replayed_s)
         head = Head(self.seats.head_s(self.embedding), self._head_share())
         ends_s = self._of_all(lambda micro_steps: self._simulated_s(micro_steps, self.seats.hop_s(self.rows), head))
         return ends_s + max(0.0, self.cut.micro_steps * self.seats.ports_s(self.rows) - ends_s.max())
@@ -127,13 +102,9 @@ class CutStep:
     def _simulated_s(self, micro_steps: int, hop_s: float, head: Head) -> np.ndarray:
         return np.array(simulate(self._plans(micro_steps), *self._seconds, hop_s, head))
 
-    @cached_property
-    def _few_replayed(self) -> WholeStep:
-        return self._new_replay(self.simulated.micro_steps)
-
-    def _new_replay(self, micro_steps: int) -> WholeStep:
+    def _replayed_s(self, micro_steps: int) -> np.ndarray:
         pipeline = PipelineStep(self._plans(micro_steps), *self._seconds, self.rows, self.embedding, self._head_share())
-        return WholeStep(pipeline, self.seats, self.library)
+        return replayed_ends_s(pipeline, self.seats, self.library)
 
     def _plans(self, micro_steps: int) -> list[Actions]:
         cut = replace(self.cut, micro_steps=micro_steps)
@@ -158,97 +129,95 @@ class CutStep:
         """
         if self.seats.copies == 1:
             return 0.0
-        if self.is_replayed and kind.traits.keeps_gradients and not overlaps:
-            stages = {}
-            for shard in self.shards:
-                training = self._training_of(shard)
-                placement = shard.cluster.placement
-                stages[shard.stage, shard.part] = exchanged_stages(kind, placement, training, self.library)
-            if self._are_few(sum(one.repeat * len(one.size) for of in stages.values() for one in of)):
-                return self._few_replayed.end_s(stages) - float(self._few_replayed.ends_s.max())
-        through = (self.ends_s[shard.stage] + self._exposed_s(kind, shard, overlaps) for shard in self._decisive_shards)
+        through = [self.ends_s[stage] + self._exposed_s(kind, stage, overlaps) for stage in self._decisive_stages]
         return float(max(through) - self.ends_s.max())
 
     @cached_property
-    def _decisive_shards(self) -> list[PlacedShard]:
-        """The model shards whose exchange may end last.
-
-        Among shards on equal places, a shard does not count if another is at least as large and ready later.
-        """
-        alike = {}
-        for shard in self.shards:
-            of = shard.cluster.placement, shard.cluster.rate_in, shard.cluster.rate_out
-            alike.setdefault(tuple(tuple(np.ravel(one)) for one in of), []).append(shard)
+    def _decisive_stages(self) -> list[int]:
+        """The stages whose exchange may end last: on equal places none that ends later has as many parameters."""
+        largest = {}
         found = []
-        for group in alike.values():
-            group.sort(key=lambda shard: (shard.layout.count, self.ends_s[shard.stage]), reverse=True)
-            latest_s = -1.0
-            for shard in group:
-                if self.ends_s[shard.stage] > latest_s:
-                    latest_s = self.ends_s[shard.stage]
-                    found.append(shard)
+        for stage in np.argsort(-self.ends_s).tolist():
+            cluster = self.seats.data_cluster(stage)
+            places = tuple(tuple(np.ravel(one)) for one in (cluster.placement, cluster.rate_in, cluster.rate_out))
+            count = self._largest(stage).count
+            if count > largest.get(places, 0):
+                largest[places] = count
+                found.append(stage)
         return found
 
-    def _exposed_s(self, kind: type[Strategy], shard: PlacedShard, overlaps: bool) -> float:
-        """Return the exposed exchange of one model shard, in seconds."""
-        training = self._training_of(shard)
-        exchange_s = exchange_seconds(kind, shard.cluster, training, self.library)
-        rows = predicted_rows(kind, shard.cluster, training, self.library)
+    def _largest(self, stage: int) -> Layout:
+        """Return the layout of the stage's largest shard."""
+        own = self.layouts[stage * self.cut.tensor : (stage + 1) * self.cut.tensor]
+        return max(own, key=lambda layout: layout.count)
+
+    def _exposed_s(self, kind: type[Strategy], stage: int, overlaps: bool) -> float:
+        """Return the exposed exchange of one stage's shards, in seconds."""
+        layout = self._largest(stage)
+        is_whole = self.cut.tensor == self.cut.pipeline == 1
+        training = replace(
+            self.training, parameters=layout.count, ranges=tuple(stop - start for start, stop in layout.held_ranges),
+            micro_steps=self.cut.micro_steps, compute_s=float(self.cut.micro_steps * self.stage_s[stage]),
+            rows=self.training.rows if is_whole else None,
+        )  # fmt: skip
+        exchange_s = stage_exchange_s(kind, self.seats, stage, training, self.library)
+        rows = predicted_rows(kind, self.seats.data_cluster(stage), training, self.library)
         overlap = kind.traits.overlap(training if rows else replace(training, rows=None)) if overlaps else None
         if overlap is None:
             return exchange_s
         exposed_s = overlap.step_s(exchange_s, training.compute_s) - training.compute_s
         return exposed_s + (rows.seconds if rows else 0.0)
 
-    def _training_of(self, shard: PlacedShard) -> Training:
-        compute_s = float(self.cut.micro_steps * self.stage_s[shard.stage])
-        return replace(
-            self.training, parameters=shard.layout.count, ranges=shard.ranges, micro_steps=self.cut.micro_steps,
-            compute_s=compute_s, rows=self.training.rows if self.cut.tensor == self.cut.pipeline == 1 else None,
-        )  # fmt: skip
-
     def updated_share(self, kind: type[Strategy], overlaps: bool) -> float:
         """Return the largest share of the whole model that one rank updates."""
-        amounts = []
-        for shard in self.shards:
-            count = shard.layout.count
-            share = self._held(kind, shard, overlaps).updated_share(count)
-            amounts.append(count / self.training.parameters * share)
-        return max(amounts)
+        return max(
+            layout.count / self.training.parameters * held.updated_share(layout.count)
+            for layout, held in zip(self.layouts, self._held(kind, overlaps), strict=True)
+        )
 
     # Memory.
 
-    def _held(self, kind: type[Strategy], shard: PlacedShard, overlaps: bool) -> RankMemory:
-        return kind.traits.memory.of_rank(shard.layout.count, self.seats.copies, shard.cluster.nodes, overlaps)
+    def _held(self, kind: type[Strategy], overlaps: bool) -> list[RankMemory]:
+        """Return what the strategy holds on a rank of each model shard."""
+        groups = self.seats.nodes.transpose(0, 2, 1).reshape(len(self.layouts), -1)
+        return [
+            kind.traits.memory.of_rank(layout.count, self.seats.copies, len(np.unique(nodes)), overlaps)
+            for layout, nodes in zip(self.layouts, groups, strict=True)
+        ]
 
     def memory_bytes(self, kind: type[Strategy], overlaps: bool = False) -> int:
         """Return the most bytes that a rank holds under 1F1B, counted as in scripts/settings/memory.py.
 
         With 1F1B the microbatches in flight do not grow with the number of microbatches.
         """
-        return max(
-            self._held(kind, shard, overlaps).total + beside
-            for shard, beside in zip(self.shards, self._other_bytes, strict=True)
-        )
+        held = self._held(kind, overlaps)
+        return max(one.total + beside for one, beside in zip(held, self._other_bytes, strict=True))
 
     @cached_property
     def _other_bytes(self) -> list[int]:
         """The bytes of each model shard that do not depend on the strategy."""
         shape = self.batch_size, self.length, self.simulated.micro_steps
-        found = [bytes_beside(shard.layout, self.simulated.in_flight(shard.stage), *shape) for shard in self.shards]
+        found = []
+        for number, layout in enumerate(self.layouts):
+            found.append(bytes_beside(layout, self.simulated.in_flight(number // self.cut.tensor), *shape))
         if len(found) > 1:
             found[0] += bytes_of_slots(Layout(self.config))
         return found
 
 
-def exchange_seconds(kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> float:
-    """Return the seconds of a step's exchange. Raise UnknownChoice if they are unknown.
+def stage_exchange_s(kind: type[Strategy], seats: Seats, stage: int, training: Training, library: str) -> float:
+    """Return the seconds of the exchange of a stage's replicas in a step. Raise UnknownChoice if they are unknown.
 
-    A strategy that exchanges in each microbatch is predicted for one and for two, and extrapolated.
+    training: of one shard of the stage; all shards exchange at once. A strategy that exchanges in each microbatch is
+    predicted for one and for two, and extrapolated.
     """
+    _, placement = np.unique(seats.nodes[stage, :, 0], return_inverse=True)
+
+    def seconds(training: Training) -> float:
+        stages = exchanged_stages(kind, placement, training, library)
+        return exchange_seconds(side_by_side(stages, seats.parts), seats.data_cluster(stage), library)
+
     if kind.traits.keeps_gradients or training.micro_steps <= 2:
-        return predicted_exchange(kind, cluster, training, library).seconds
-    one, two = (
-        predicted_exchange(kind, cluster, replace(training, micro_steps=count), library).seconds for count in (1, 2)
-    )
+        return seconds(training)
+    one, two = (seconds(replace(training, micro_steps=count)) for count in (1, 2))
     return two + (training.micro_steps - 2) * (two - one)

@@ -49,7 +49,8 @@ def model_parallel_facts(evidence: Evidence) -> dict:
     run = evidence.run
     measured = measured_of(evidence)
     reason = f"several ranks share a model; advise.py --from-run {run.path} --global-batch G compares other cuts"
-    step_s = unknown = None
+    step_s = None
+    unknown = None
     try:
         step_s = own_step_s(run, evidence.times, measured)
     except (RunError, UnknownChoice) as error:

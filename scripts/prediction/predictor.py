@@ -6,8 +6,10 @@ figures draw it beside the measurement.
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from dist.cost.memory import RankMemory
-from dist.cost.messages import message_schedule
+from dist.cost.messages import Setting, message_schedule
 from dist.cost.model import Cluster, Prediction, lower_bound_s, predict, predict_rows
 from dist.cost.mpi_choices import UnknownChoice
 from dist.cost.overlap import Overlap, Training
@@ -69,24 +71,20 @@ class PredictedStep:
 
 def predicted_exchange(kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> Prediction:
     """Predict the exchange. Raise UnknownChoice if the MPI library's algorithm or the messages are unknown."""
-    messages, vector = _messages_of(kind, training, library)
-    return predict(messages, cluster, *vector)
+    return predict(kind.traits.messages, cluster, _setting(kind, cluster.placement, training, library))
 
 
 def exchanged_stages(kind: type[Strategy], placement: list[int], training: Training, library: str) -> list[Stage]:
     """Return the messages between ranks on these nodes. Raise UnknownChoice like predicted_exchange."""
-    messages, vector = _messages_of(kind, training, library)
-    return message_schedule(messages, placement, *vector)[0]
+    return message_schedule(kind.traits.messages, _setting(kind, placement, training, library))[0]
 
 
-def _messages_of(kind: type[Strategy], training: Training, library: str) -> tuple:
-    """Return (the strategy's messages, the arguments of message_schedule that describe the vector and the library)."""
+def _setting(kind: type[Strategy], placement: list[int], training: Training, library: str) -> Setting:
     if kind.traits.messages is None:
         raise UnknownChoice(f"{kind.name} declares no messages")
     item = kind.traits.item_bytes(training.item_bytes)
-    size = training.parameters * item
-    vector = size, library, item, training.ranges, training.micro_steps, training.own_operation
-    return kind.traits.messages, vector
+    vector = training.parameters, item, library, training.ranges, training.micro_steps, training.own_operation
+    return Setting(np.asarray(placement), *vector)
 
 
 def predicted_rows(kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> Prediction | None:

@@ -6,17 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from dist.cost.model import Cluster
-from dist.cost.mpi_choices import library_key
 from dist.cost.overlap import Training
 from gpt2.errors import UserError
-from scripts.prediction.calibration import (
-    FASTER,
-    UNCLEAR,
-    UNEXPLAINED,
-    Calibration,
-    MeasuredStep,
-    measured_step,
-)
+from scripts.prediction.calibration import FASTER, UNCLEAR, UNEXPLAINED, Calibration, MeasuredStep, measured_step
 from scripts.prediction.predictor import (
     ONE_NODE_RATE,
     PredictedStep,
@@ -28,56 +20,64 @@ from scripts.prediction.predictor import (
     short_number,
 )
 from scripts.prediction.run_prediction import (
-    NO_LINKS,
-    ONE_NODE,
+    calibration_of,
+    library_of,
     measured_of,
-    own_calibration,
+    own_step,
+    placement_of,
+    strategy_of,
     training_of,
 )
 from strategies import Strategy, find
 from strategies.compatibility import worker_count
 from traces.read.analysis import measure
-from traces.read.run_files import Gaps, read_config, read_log
-from traces.read.runs import label_of, read_links, read_run
-from traces.record.files import RunError
+from traces.read.run_files import Gaps, read_config, read_log, read_measured_at_end
+from traces.read.runs import Run, read_run
+from traces.record.files import END_LINKS, RunError
 from traces.verdict.evidence import gather
 
 
 @dataclass(frozen=True)
 class ReplayedRun:
-    """A step as the run folder describes it: its ranks' nodes, the links, the times.
+    """A run folder and its measured step. run: without traces if none can be read. notes: a line per missing fact."""
 
-    config: from config.json. kind: the strategy. placement: node of each rank. links: as in Run.links. notes: a line
-    for each missing fact. ranks_of_model: ranks that share a model.
-    """
-
-    path: Path
-    config: dict
+    run: Run
     kind: type[Strategy]
-    placement: list[int]
-    links: list[dict]
-    library: str
     measured: MeasuredStep
     notes: list[str]
-    ranks_of_model: int = 1
 
     @property
     def settings(self) -> dict:
-        return self.config["settings"]
+        return self.run.config["settings"]
 
     @property
-    def parameters(self) -> int:
-        return self.config["parameters"]
+    def placement(self) -> list[int]:
+        """The node of each rank."""
+        return placement_of(self.run)
 
+    @property
     def training(self) -> Training:
-        """Describe the computing and the exchange of a step."""
-        return training_of(self.config, self.kind, self.placement, self.measured)
+        """The computing and the exchange of a step."""
+        return training_of(self.run, self.kind, self.measured)
+
+    @property
+    def ranks_of_model(self) -> int:
+        """How many ranks share a model."""
+        mesh = self.run.config.get("mesh")
+        return len(mesh) // (1 + max(place["copy"] for place in mesh)) if mesh else 1
 
     @property
     def global_batch(self) -> int | None:
         """Sequences of a step; None if the settings do not say."""
-        copies = worker_count(self.settings.get("server"), len(self.placement) // self.ranks_of_model)
-        return (self.settings.get("batch_size") or 0) * (self.settings.get("grad_accum") or 1) * copies or None
+        replicas = worker_count(self.settings.get("server"), len(self.placement) // self.ranks_of_model)
+        return (self.settings.get("batch_size") or 0) * (self.settings.get("grad_accum") or 1) * replicas or None
+
+    def predicted_s(self, cluster: Cluster, training: Training, library: str) -> float | None:
+        """Return the predicted seconds of a step as it ran; None if its exchange is not modelled."""
+        if not self.kind.traits.exchanges:
+            return self.measured.work_s + self.measured.update_s
+        step = own_step(self.run, self.kind, cluster, training, library)
+        return step.seconds(bool(self.settings.get("overlap")))
 
 
 def advise_from_run(path: Path, placement, rate: float | None, latency_s: float | None, library: str | None) -> dict:
@@ -86,48 +86,41 @@ def advise_from_run(path: Path, placement, rate: float | None, latency_s: float 
     None keeps the run's value. On the run's own nodes and links, rows are calibrated and also have "range_s" and
     "compared"; on its links with other nodes they are only calibrated. Raise RunError if the folder lacks something.
     """
-    run = replayed_run(path)
-    if run.ranks_of_model > 1:
+    replayed = replayed_run(path)
+    if replayed.ranks_of_model > 1:
         raise RunError(
-            f"{path}: {run.ranks_of_model} ranks share a model, and this table is of whole ones: add --global-batch "
-            f"{run.global_batch or 'G'} for what other cuts take"
+            f"{path}: {replayed.ranks_of_model} ranks share a model, and this table is of whole ones: add "
+            f"--global-batch {replayed.global_batch or 'G'} for what other cuts take"
         )
-    calibration = calibration_of(run)
+    run = replayed.run
+    calibration = calibration_of(run, strategy_of(run), replayed.measured)
     is_own_network = rate is None and library is None
-    cluster = replayed_cluster(run, placement, rate, latency_s)
-    training = on_cluster(run.training(), run, cluster)
-    steps = predicted_steps(cluster, training, library or library_key(run.library), own=run.kind)
     is_elsewhere = not (is_own_network and placement is None and latency_s is None)
-    own_s = None if is_elsewhere else own_prediction(run, steps)
-    factor = calibration.factor if is_own_network else 1.0
-    rows = as_rows(steps, cluster, training, factor)
+    cluster = replayed_cluster(run, placement, rate, latency_s)
+    training = on_cluster(replayed, cluster)
+    library = library or library_of(run)
+    steps = predicted_steps(cluster, training, library, own=replayed.kind)
+    own_s = None if is_elsewhere else replayed.predicted_s(cluster, training, library)
+    rows = as_rows(steps, cluster, training, calibration.factor if is_own_network else 1.0)
     if calibration.reason is None and not is_elsewhere:
         rows = compared_rows(rows, steps, calibration)
-    measured = {"label": label_of(run.settings), "step_s": run.measured.step_s, "predicted_s": own_s}
+    measured = {"label": run.label, "step_s": replayed.measured.step_s, "predicted_s": own_s}
     return {
         "strategies": rows,
         "measured": measured | {"factor": calibration.factor if calibration.reason is None else None},
-        "notes": [*run.notes, measured_note(measured["label"], calibration, own_s, is_elsewhere, is_own_network)],
+        "notes": [*replayed.notes, measured_note(run.label, calibration, own_s, is_elsewhere, is_own_network)],
         "advice": advice(rows, calibration, is_elsewhere, is_own_network),
     }
 
 
-def on_cluster(training: Training, run: ReplayedRun, cluster: Cluster) -> Training:
-    """Return the training of the same global batch on another cluster."""
-    compute_s = training.compute_s * len(run.placement) / len(cluster.placement)
+def on_cluster(replayed: ReplayedRun, cluster: Cluster) -> Training:
+    """Return the training of the run's global batch on another cluster."""
+    training = replayed.training
+    compute_s = training.compute_s * len(replayed.placement) / len(cluster.placement)
     rows = training.rows
-    if rows and list(cluster.placement) != run.placement:
+    if rows and list(cluster.placement) != replayed.placement:
         rows = rows.on(cluster.placement)
     return replace(training, compute_s=compute_s, rows=rows)
-
-
-def calibration_of(run: ReplayedRun) -> Calibration:
-    if not run.kind.traits.exchanges:
-        return Calibration(run.measured, f"strategy {run.kind.name} exchanges nothing")
-    if not run.links:
-        return Calibration(run.measured, ONE_NODE if len(set(run.placement)) == 1 else NO_LINKS)
-    cluster = replayed_cluster(run, None, None, None)
-    return own_calibration(run.kind, cluster, run.training(), library_key(run.library), run.settings, run.measured)
 
 
 def compared_rows(rows: list[dict], steps: list[PredictedStep], calibration: Calibration) -> list[dict]:
@@ -187,57 +180,45 @@ def _ms_range(seconds: float, ends) -> str:
     return f"{short_number(seconds, 1e3)} ms ({' to '.join(short_number(end, 1e3) for end in ends)})"
 
 
-def replayed_cluster(run: ReplayedRun, placement, rate: float | None, latency_s: float | None) -> Cluster:
+def replayed_cluster(run: Run, placement, rate: float | None, latency_s: float | None) -> Cluster:
     """Return the run's cluster with the given replacements; other nodes get the run's median link."""
     own = placement is None
-    placement = run.placement if own else placement
+    placement = placement_of(run) if own else placement
+    links = list(run.links.values())
     nodes = int(np.max(placement)) + 1
-    if nodes > 1 and rate is None and not run.links:
+    if nodes > 1 and rate is None and not links:
         raise RunError(f"{run.path} was on one node, so its links are not known: give --link and --latency")
     if latency_s is None:
-        latency_s = max((link["latency_s"] for link in run.links), default=0.0)
-    if rate is not None or not run.links:
+        latency_s = max((link["latency_s"] for link in links), default=0.0)
+    if rate is not None or not links:
         return Cluster(placement, rate or ONE_NODE_RATE, rate or ONE_NODE_RATE, latency_s)
-    rates = [np.array([link[way] for link in run.links], float) for way in ("in", "out")]
-    if not own or len(run.links) != nodes:
+    rates = [np.array([link[way] for link in links], float) for way in ("in", "out")]
+    if not own or len(links) != nodes:
         rates = [float(np.median(way)) for way in rates]
     return Cluster(placement, *rates, latency_s, nominal=False)
-
-
-def own_prediction(run: ReplayedRun, steps: list[PredictedStep]) -> float | None:
-    """Return the run's own predicted step, in seconds; None if its strategy is not modelled."""
-    if not run.kind.traits.exchanges:
-        return run.measured.work_s + run.measured.update_s
-    name = run.kind.name + ("/dedicated" if run.settings.get("server") == "dedicated" else "")
-    return next(step for step in steps if step.name == name).seconds(bool(run.settings.get("overlap")))
 
 
 def replayed_run(path: Path) -> ReplayedRun:
     """Read a run folder. Raise RunError if it has no configuration, or no complete step."""
     config = read_config(path)
-    notes = []
+    missing = next((name for name in ("ranks", "mpi_library", "parameters") if config.get(name) is None), None)
+    if missing:
+        raise RunError(f"{path}/config.json lacks {missing!r}: it is not what scripts/train.py writes")
+    strategy = config["settings"]["strategy"]
+    if not config["ranks"]:
+        raise RunError(f"{path}/config.json says strategy {strategy} on 0 ranks: restore it")
     try:
-        placement = [place["node"] for place in config["ranks"]]
-        settings = config["settings"]
-        library = config["mpi_library"]
-        config["parameters"]  # KeyError if it is missing
-    except (KeyError, TypeError) as missing:
-        raise RunError(f"{path}/config.json lacks {missing}: it is not what scripts/train.py writes") from None
-    if not placement:
-        raise RunError(f"{path}/config.json says strategy {settings['strategy']} on 0 ranks: restore it")
-    try:
-        kind = find(settings["strategy"])
+        kind = find(strategy)
     except UserError as error:
         raise RunError(f"{path}/config.json: {error}") from None
-    measured = traced_step(path, len(placement), notes) or logged_step(path, notes)
+    run = Run(path, config, [], [], end_links=read_measured_at_end(path / "traces", END_LINKS, Gaps(allowed=True)))
+    notes = []
+    measured = traced_step(path, len(config["ranks"]), notes) or logged_step(path, notes)
     if measured is None:
         raise RunError(
             f"{path} holds no complete step, in its traces or in log.jsonl: let the run go on for some steps"
         )
-    links = read_links(path, config)
-    mesh = config.get("mesh")
-    ranks_of_model = len(mesh) // (1 + max(place["copy"] for place in mesh)) if mesh else 1
-    return ReplayedRun(path, config, kind, placement, links, library, measured, notes, ranks_of_model)
+    return ReplayedRun(run, kind, measured, notes)
 
 
 def traced_step(path: Path, ranks: int, notes: list[str]) -> MeasuredStep | None:

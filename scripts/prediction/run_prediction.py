@@ -1,8 +1,9 @@
 """Predict a run with the cost model: its own exchange, and its step with every other strategy."""
 
+from dataclasses import replace
+
 import numpy as np
 
-from dist.cost.messages import message_schedule
 from dist.cost.model import Cluster, Prediction
 from dist.cost.mpi_choices import UnknownChoice, library_key
 from dist.cost.overlap import Training
@@ -12,7 +13,14 @@ from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
 from gpt2.errors import UserError
 from gpt2.parameters import Layout
 from scripts.prediction.calibration import FASTER, Calibration, MeasuredStep, calibrate, measured_step
-from scripts.prediction.predictor import best_of, predicted_exchange, predicted_rows, predicted_step
+from scripts.prediction.predictor import (
+    PredictedStep,
+    best_of,
+    exchanged_stages,
+    predicted_exchange,
+    predicted_rows,
+    predicted_step,
+)
 from scripts.settings.split_embedding import PAYS_UP_TO
 from strategies import STRATEGIES, Strategy, find
 from strategies.compatibility import worker_count
@@ -40,11 +48,6 @@ def item_bytes(settings: dict) -> int:
     return WIRE_BYTES[settings.get("wire", "float32")]
 
 
-def cluster_of(run: Run) -> Cluster | None:
-    """Return `probed_cluster`, but None if ranks share models."""
-    return None if run.config.get("mesh") else probed_cluster(run)
-
-
 def probed_cluster(run: Run) -> Cluster | None:
     """Return the run's nodes and probed links; None on one node, where nothing is probed."""
     links = run.links
@@ -66,20 +69,20 @@ def library_of(run: Run) -> str:
     return library_key(run.config.get("mpi_library") or "")
 
 
-def training_of(
-    config: dict, kind: type[Strategy], placement: list[int], measured: MeasuredStep | None = None
-) -> Training:
+def training_of(run: Run, kind: type[Strategy], measured: MeasuredStep | None = None) -> Training:
     """Describe the computing and the exchange of a run's step; without `measured` only the exchange.
 
-    config: from config.json. kind: the measured strategy. placement: the node of each rank.
+    kind: the run's strategy.
     """
-    settings = config["settings"]
-    parameters = config["parameters"]
+    settings = run.config["settings"]
+    parameters = run.config["parameters"]
     model = config_of(settings, parameters)
     # The sizes of the embeddings, each layer and the last LayerNorm; none if the model is unknown.
     ranges = tuple(stop - start for start, stop in Layout(model).ranges) if model else ()
-    compute_s = update_s = 0.0
+    compute_s = 0.0
+    update_s = 0.0
     if measured is not None:
+        placement = placement_of(run)
         overlaps = bool(settings.get("overlap"))
         memory = kind.traits.memory.of_rank(parameters, len(placement), max(placement) + 1, overlaps)
         # A dedicated server computes nothing. With other strategies all ranks share the batch.
@@ -87,7 +90,7 @@ def training_of(
         update_s = measured.update_s / memory.updated_share(parameters)
     return Training(
         parameters, compute_s, item_bytes(settings), ranges, settings.get("grad_accum", 1),
-        update_s, settings.get("op") == "own", rows_of(config, kind),
+        update_s, settings.get("op") == "own", rows_of(run.config, kind),
     )  # fmt: skip
 
 
@@ -125,10 +128,10 @@ def config_of(settings: dict, parameters: int) -> GPT2Config | None:
 def own_exchange(run: Run) -> Prediction | None:
     """Predict the run's exchange over its links, including a separate sparse embedding gradient; None if unknown."""
     kind = strategy_of(run)
-    cluster = cluster_of(run)
-    if kind is None or cluster is None or run.config.get("parameters") is None:
+    cluster = probed_cluster(run)
+    if kind is None or cluster is None or run.config.get("parameters") is None or run.config.get("mesh"):
         return None
-    training = training_of(run.config, kind, cluster.placement)
+    training = training_of(run, kind)
     library = library_of(run)
     try:
         exchange = predicted_exchange(kind, cluster, training, library)
@@ -159,19 +162,14 @@ def others_steps(run: Run, measured: MeasuredStep) -> tuple[list[dict], Calibrat
     the model does not explain the run.
     """
     kind = strategy_of(run)
-    cluster = cluster_of(run)
-    if kind is None or cluster is None or run.config.get("parameters") is None:
-        return [], Calibration(measured, why_unknown(run, kind))
-    settings = run.config["settings"]
-    library = library_of(run)
-    training = training_of(run.config, kind, cluster.placement, measured)
-    calibration = own_calibration(kind, cluster, training, library, settings, measured)
-    rows = []
+    calibration = calibration_of(run, kind, measured)
     if calibration.reason is not None:
         return [], calibration
-    overlapped = bool(settings.get("overlap"))
+    training = training_of(run, kind, measured)
+    overlapped = bool(run.config["settings"].get("overlap"))
+    rows = []
     for other in (one for one in STRATEGIES.values() if one.traits.exchanges and one is not kind):
-        step = predicted_step(other, cluster, training, library)
+        step = predicted_step(other, probed_cluster(run), training, library_of(run))
         if step.exchange is not None:
             # A run with overlap keeps it if the other strategy can overlap.
             seconds = calibration.step_s(step, overlapped)
@@ -179,6 +177,20 @@ def others_steps(run: Run, measured: MeasuredStep) -> tuple[list[dict], Calibrat
             row |= {"range_s": list(calibration.range(step, overlapped)), "memory_bytes": step.held(overlapped).total}
             rows.append(row | {"compared": calibration.compared(step, overlapped)})
     return sorted(rows, key=lambda row: row["predicted_step_s"]), calibration
+
+
+def calibration_of(run: Run, kind: type[Strategy] | None, measured: MeasuredStep) -> Calibration:
+    """Compare the predicted step of a run with the measured one. kind: the run's strategy, from strategy_of."""
+    cluster = probed_cluster(run)
+    if kind is None or cluster is None or run.config.get("parameters") is None:
+        return Calibration(measured, why_unknown(run, kind))
+    own = own_step(run, kind, cluster, training_of(run, kind, measured), library_of(run))
+    return calibrate(measured, own, bool(run.config["settings"].get("overlap")))
+
+
+def own_step(run: Run, kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> PredictedStep:
+    """Predict the step of the run's strategy with the run's server."""
+    return predicted_step(kind, cluster, training, library, run.config["settings"].get("server", "colocated"))
 
 
 def advised(rows: list[dict]) -> str | None:
@@ -198,34 +210,20 @@ def why_unknown(run: Run, kind: type[Strategy] | None) -> str:
     return NO_LINKS
 
 
-def own_calibration(kind, cluster, training, library, settings: dict, measured: MeasuredStep) -> Calibration:
-    """Compare the predicted step with the measured one. training: from training_of(..., measured)."""
-    own = predicted_step(kind, cluster, training, library, settings.get("server", "colocated"))
-    return calibrate(measured, own, bool(settings.get("overlap")))
-
-
 def message_matrix(run: Run) -> np.ndarray | None:
     """Return (N, N): bytes from rank (row) to rank (column) in one exchange; None for one rank, or if unknown."""
     kind = strategy_of(run)
-    places = run.config.get("ranks")
-    parameters = run.config.get("parameters")
-    if run.config.get("mesh") or not places or not parameters or len(places) < 2:
+    placement = placement_of(run)
+    if kind is None or run.config.get("mesh") or not run.config.get("parameters") or len(placement) < 2:
         return None
-    if kind is None or not kind.traits.messages:
-        return None
-    item = kind.traits.item_bytes(item_bytes(run.config["settings"]))
+    training = replace(training_of(run, kind), ranges=(), micro_steps=1)
     try:
-        own = run.config["settings"].get("op") == "own"
-        size = parameters * item
-        stages, _ = message_schedule(
-            kind.traits.messages, placement_of(run), size, library_of(run), item, own_operation=own
-        )
-    except ValueError:  # UnknownChoice is one
+        stages = exchanged_stages(kind, placement, training, library_of(run))
+    except UnknownChoice:
         return None
-    rows = rows_of(run.config, kind) if run.config["settings"].get("overlap") else None
-    if rows and kind.traits.sparse_messages:
-        stages = stages + kind.traits.sparse_messages(np.array(placement_of(run)), rows)
-    matrix = np.zeros((len(places), len(places)))
+    if training.rows and run.config["settings"].get("overlap") and kind.traits.sparse_messages:
+        stages = stages + kind.traits.sparse_messages(np.array(placement), training.rows)
+    matrix = np.zeros((len(placement), len(placement)))
     for stage in stages:
         np.add.at(matrix, (stage.source, stage.destination), stage.size * stage.repeat)
     return matrix

@@ -1,7 +1,7 @@
 """Predict step and memory for every combination of replicas, tensor-parallel shards and pipeline stages.
 
 A stage computes its share of the model's operations (gpt2/pipeline.py). Sums over shards go through a node's memory at
---memory-rate. cut_step.py predicts the rest. In results, "copies" are replicas and "parts" are shards.
+--memory-rate. cut_step.py predicts the rest. In rows, "copies" are replicas and "parts" are shards.
 """
 
 from collections.abc import Iterator
@@ -26,16 +26,16 @@ SCHEDULE = "1f1b"
 LEAST_SHOWN = 0.005  # of a step
 SHARES = {
     "bubble": "bubble",
-    "sums": "sums over parts",
+    "sums": "sums over shards",
     "links": "messages between stages",
-    "exchange": "the copies' exchange",
+    "exchange": "the replicas' exchange",
 }
 
 
 def shapes(workload: Workload, cluster: Cluster) -> Iterator[tuple[int, int, int]]:
-    """Yield (copies, parts, stages) for all ranks, with parts within nodes and whole microbatches.
+    """Yield (replicas, shards, stages) for all ranks, with shards within nodes and whole microbatches.
 
-    There are at most as many parts as heads, and at most as many stages as layers (one more without parts).
+    There are at most as many shards as heads, and at most as many stages as layers (one more without shards).
     """
     ranks = len(cluster.placement)
     within = reduce(gcd, np.bincount(cluster.placement).tolist())
@@ -54,7 +54,7 @@ def advise_shapes(workload: Workload, cluster: Cluster, library: str) -> list[di
     rows = [row_of(workload, cluster, parts, stages, library) for _, parts, stages in shapes(workload, cluster)]
     if not rows:
         raise ValueError(
-            f"{len(cluster.placement)} ranks make no number of copies that divides the "
+            f"{len(cluster.placement)} ranks make no number of replicas that divides the "
             f"{workload.global_batch // workload.batch_size} micro-steps of --global-batch / --batch-size, expected "
             "one at least: choose another --global-batch, or other --ranks"
         )
@@ -144,8 +144,8 @@ def row_of(workload: Workload, cluster: Cluster, parts: int, stages: int, librar
 def shapes_table(rows: list[dict]) -> str:
     """Return a line per shape."""
     lines = [
-        f"{'copies x parts':<17}{'micro-':>7}  {'':<22}{'step':>8}  {'of a step, %':^36}{'memory':>9}\n"
-        f"{'       x stages':<17}{'steps':>7}  {'strategy':<22}{'ms':>8}  {''.join(f'{name:>9}' for name in SHARES)}"
+        f"{'replicas x shards':<17}{'micro-':>7}  {'':<22}{'step':>8}  {'of a step, %':^36}{'memory':>9}\n"
+        f"{'         x stages':<17}{'steps':>7}  {'strategy':<22}{'ms':>8}  {''.join(f'{name:>9}' for name in SHARES)}"
         f"{'GB/rank':>9}"
     ]
     for row in rows:

@@ -16,6 +16,7 @@ import numpy as np
 
 from dist.buffers import OwnBuffers
 from dist.cost.memory import VECTOR_BYTES
+from dist.cost.messages import Setting
 from dist.cost.model import Cluster, Prediction, lower_bound_s, predict
 from dist.cost.mpi_choices import UnknownChoice, library_key
 from dist.mpi import MPI
@@ -151,9 +152,10 @@ def predicted(cluster: Cluster, name: str, size_bytes: int) -> Prediction:
     """name: a contender's, NAME, NAME/own or NAME/bfloat16. UnknownChoice."""
     strategy, _, form = name.partition("/")
     item = WIRE_BYTES.get(form, VECTOR_BYTES)
-    size = size_bytes // VECTOR_BYTES * item
-    messages, library = STRATEGIES[strategy].traits.messages, library_key(library_name())
-    return predict(messages, cluster, size, library, item, own_operation=form == "own")
+    library = library_key(library_name())
+    placement = np.asarray(cluster.placement)
+    setting = Setting(placement, size_bytes // VECTOR_BYTES, item, library, own_operation=form == "own")
+    return predict(STRATEGIES[strategy].traits.messages, cluster, setting)
 
 
 def table(size: dict) -> str:

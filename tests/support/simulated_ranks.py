@@ -238,20 +238,10 @@ def run_mpich_bcast(ranks, elements, root):
     ranks.out += bytewise.out
 
 
-def run_mpich_sliced(ranks, elements):
+def run_mpich_sliced(ranks, elements, piece_bytes=1 << 40):
+    """A Reduce and a Bcast for each piece of each rank's slice."""
     cuts = edges(elements, ranks.count)
-    for root in range(ranks.count):
-        whole, ranks.held = ranks.held, [held[cuts[root] : cuts[root + 1]] for held in ranks.held]
-        run_rabenseifner_reduce(ranks, list(range(ranks.count)), cuts[root + 1] - cuts[root], root)
-        assert ranks.complete(root)
-        run_mpich_bcast(ranks, cuts[root + 1] - cuts[root], root)
-        ranks.held = whole
-
-
-def run_mpich_sliced_at_once(ranks, elements):
-    """Calls that do not wait make the same messages, in pieces of at most 240 KB."""
-    cuts = edges(elements, ranks.count)
-    pieces = -(-max(np.diff(cuts)) * ranks.item // 240_000)
+    pieces = -(-max(np.diff(cuts)) * ranks.item // piece_bytes)
     for root in range(ranks.count):
         inner = [cuts[root] + cut for cut in edges(cuts[root + 1] - cuts[root], pieces)]
         for start, stop in pairwise(inner):
@@ -294,7 +284,7 @@ def run_pairwise_ring(ranks, elements):
 MPICH_RUNS = {
     "reduce-bcast": run_mpich_reduce_bcast,
     "sliced-in-turn": run_mpich_sliced,
-    "sliced": run_mpich_sliced_at_once,
+    "sliced": lambda ranks, elements: run_mpich_sliced(ranks, elements, 240_000),
     "allreduce": lambda ranks, elements: run_rabenseifner_allreduce(ranks, list(range(ranks.count)), elements),
     "reduce-scatter": run_pairwise_ring,
 }

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from dist.cost.model import Cluster
-from dist.cost.model_parallel import Head, simulate
+from dist.cost.model_parallel import Head, Seats, simulate
 from dist.cost.overlap import Training
 from gpt2.config import PRESETS
 from gpt2.parameters import Layout
 from gpt2.pipeline import SCHEDULES
-from scripts.prediction.cut_step import exchange_seconds
+from scripts.prediction.cut_step import stage_exchange_s
 from scripts.prediction.predictor import predicted_exchange, predicted_steps
 from scripts.prediction.shapes import (
     advise_shapes,
@@ -187,7 +187,8 @@ def test_an_update_is_of_the_largest_piece():
 def test_many_exchanges_of_a_step_are_told_by_two(name):
     training, ranks = replace(workload(BABY, 8).training, micro_steps=6), cluster([0, 1, 2])
     whole = predicted_exchange(STRATEGIES[name], ranks, training, "mpich").seconds
-    assert exchange_seconds(STRATEGIES[name], ranks, training, "mpich") == pytest.approx(whole, rel=0.02)
+    found = stage_exchange_s(STRATEGIES[name], Seats(ranks, 1, 1), 0, training, "mpich")
+    assert found == pytest.approx(whole, rel=0.02)
 
 
 @pytest.mark.parametrize(("parts", "stages"), [(1, 2), (1, 4), (2, 1), (2, 2)])
@@ -249,7 +250,7 @@ def test_the_sentence_names_what_excludes_the_others():
     rows = [made_row(2, 2, 1.0, 5e9), made_row(1, 4, 1.5, 4e9, bubble=0.3), made_row(4, 1, 3.0, 6e9, exchange=0.7)]
     take = "Take 2 x 1 x 2, --strategy ring --pipeline-parallel 2 --grad-accum 8: a step 1000 ms"
     next_one = "1 x 1 x 4 takes 1.50 times as long, 30% of it bubble"
-    last = "4 x 1 x 1, the slowest, 3.00 times, 70% of it the copies' exchange"
+    last = "4 x 1 x 1, the slowest, 3.00 times, 70% of it the replicas' exchange"
     assert shapes_sentence(rows, None) == f"{take}; {next_one}; {last}."
     assert shapes_sentence(rows[:2], None) == f"{take}; {next_one}."
     rows[2]["fits"] = False
@@ -279,7 +280,7 @@ def test_flags_are_train_py_s():
 
 
 def test_no_shape_is_one_line():
-    with pytest.raises(ValueError, match="5 ranks make no number of copies that divides the 2 micro-steps"):
+    with pytest.raises(ValueError, match="5 ranks make no number of replicas that divides the 2 micro-steps"):
         advise_shapes(workload(TINY, 2), cluster([0, 1, 2, 3, 4]), "mpich")
 
 
@@ -307,7 +308,10 @@ def test_the_program_prints_it():
         (["--layers", "2"], "--parameters or --layers with --global-batch"),
         (["--grad-accum", "2"], "--grad-accum with --global-batch"),
         (["--from-run", "nowhere"], "--from-run knows --model"),
-        (["--nodes", "7", "--ranks-per-node", "1"], "7 ranks make no number of copies that divides the 4 micro-steps"),
+        (
+            ["--nodes", "7", "--ranks-per-node", "1"],
+            "7 ranks make no number of replicas that divides the 4 micro-steps",
+        ),
     ],
 )
 def test_mistakes_are_one_line(change, said):

@@ -167,7 +167,7 @@ def test_on_its_links_elsewhere_the_factor_holds_too(tmp_path):
 
 
 def step(name, exchange_s, algorithms=(), overlap=None, compute_s=1.0):
-    exchange = Prediction(exchange_s, np.zeros(2), np.zeros(2), 1, 0.0, list(algorithms))
+    exchange = Prediction(exchange_s, np.zeros(2), np.zeros(2), list(algorithms))
     return PredictedStep(name, RankMemory(1, 1, 1, "1"), None, exchange, compute_s, 0.0, overlap)
 
 

@@ -150,19 +150,20 @@ def test_ranks_that_do_not_divide():
         seats([0] * 6, 2, 2)
 
 
-def test_groups_that_cross_a_port_share_its_rate():
-    """Two nodes of four ranks: with two parts there are two groups of copies, and both cross."""
-    found = seats([0] * 4 + [1] * 4, 2, 1).data_cluster(0, 1)
-    assert found.placement.tolist() == [0, 0, 1, 1]
-    assert found.rate_in.tolist() == found.rate_out.tolist() == [50e6, 50e6]
+def test_stages_that_exchange_through_a_port_share_its_rate():
+    """Two nodes of four ranks: with two parts there is one stage, whose copies cross."""
+    found = seats([0] * 4 + [1] * 4, 2, 1).data_cluster(0)
+    assert found.placement.tolist() == [0] * 4 + [1] * 4
+    assert found.rate_in.tolist() == found.rate_out.tolist() == [100e6, 100e6]
     # Two stages fill a node each: copies lie together, and nothing crosses.
-    found = seats([0] * 4 + [1] * 4, 1, 2).data_cluster(1, 0)
+    found = seats([0] * 4 + [1] * 4, 1, 2).data_cluster(1)
     assert found.placement.tolist() == [0] * 4
     assert found.rate_in.tolist() == [100e6]
-    # Of three stages on two nodes the one in the middle alone crosses.
-    assert seats([0, 0, 0, 1, 1, 1], 1, 3).data_cluster(1, 0).rate_in.tolist() == [100e6, 100e6]
-    # Two stages of two copies over four nodes: each port has one group of one stage.
-    found = seats([0, 1, 2, 3], 1, 2, rate_in=np.array([1.0, 2, 3, 4])).data_cluster(1, 0)
+    # Of three stages on two nodes the one in the middle alone crosses; with three copies on three nodes two do.
+    assert seats([0, 0, 0, 1, 1, 1], 1, 3).data_cluster(1).rate_in.tolist() == [100e6, 100e6]
+    assert seats([0, 0, 1, 1, 2, 2], 1, 2).data_cluster(1).rate_in.tolist() == [50e6, 100e6]
+    # Two stages of two copies over four nodes: each port has one stage.
+    found = seats([0, 1, 2, 3], 1, 2, rate_in=np.array([1.0, 2, 3, 4])).data_cluster(1)
     assert (found.placement.tolist(), found.rate_in.tolist()) == ([0, 1], [3, 4])
 
 

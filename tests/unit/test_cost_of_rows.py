@@ -52,9 +52,9 @@ def test_of_many_nodes_each_carries_as_much(monkeypatch):
 def test_rows_take_the_time_of_their_bytes_and_of_messages_that_wait_for_one_another():
     rows = Rows(999, (1000, 1000), (1000, 1000), 1500)
     cluster = Cluster([0, 1], RATE, RATE, 1e-3, nominal=False, add_rate=1e15)
-    assert predict_rows(node_rows_to_owners, cluster, rows).seconds == pytest.approx(2 * 2e6 / RATE + 6e-3)
-    assert predict_rows(node_rows_everywhere, cluster, rows).seconds == pytest.approx(5e6 / RATE + 6e-3)
-    assert predict_rows(rows_everywhere, Cluster([0], RATE, RATE, 1.0), rows).seconds == 0.0
+    assert predict_rows(node_rows_to_owners, cluster, rows, "mpich").seconds == pytest.approx(2 * 2e6 / RATE + 6e-3)
+    assert predict_rows(node_rows_everywhere, cluster, rows, "mpich").seconds == pytest.approx(5e6 / RATE + 6e-3)
+    assert predict_rows(rows_everywhere, Cluster([0], RATE, RATE, 1.0), rows, "mpich").seconds == 0.0
 
 
 def test_a_whole_embedding_shows_and_a_split_one_shows_its_rows():

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from dist.cost.messages import message_schedule
+from dist.cost.messages import Setting, message_schedule
 from dist.cost.model import Cluster, stage_seconds
-from dist.cost.mpi_algorithms import pairwise_reduce_scatter
-from dist.cost.mpi_calls import CallGroup, MpiCall
-from dist.cost.mpi_choices import ALGORITHMS, CHOICES, UnknownChoice
+from dist.cost.mpi_algorithms import MpiCall, linear_reduce, pairwise_reduce_scatter
+from dist.cost.mpi_choices import UnknownChoice
 from dist.cost.stages import node_traffic, stage
 from dist.host.host_tree import double_tree
 from dist.wire import WIRE_BYTES
@@ -29,9 +28,11 @@ PLACEMENTS = {
 EXCHANGING = [name for name, kind in STRATEGIES.items() if kind.traits.exchanges]
 
 
-def schedule(strategy, *arguments):
-    """(stages, names) of a strategy's declared messages."""
-    return message_schedule(STRATEGIES[strategy].traits.messages, *arguments)
+def traffic(strategy, placement, size, library="mpich", item=4, own_operation=False, nodes=None):
+    """(in, out) of each node's port by a strategy's declared messages. nodes: of each rank, if not its placement."""
+    setting = Setting(np.array(placement), size // item, item, library, own_operation=own_operation)
+    stages, _ = message_schedule(STRATEGIES[strategy].traits.messages, setting)
+    return node_traffic(stages, placement if nodes is None else nodes)
 
 
 @pytest.mark.parametrize("size", range(1, 71))
@@ -56,52 +57,44 @@ def test_bytes_of_own_messages(strategy, placement, elements, wire):
     ranks = Ranks(placement, elements, item={"float32": 4, "bfloat16": 2}[wire])
     RUNS[strategy](ranks, elements)
     assert all(ranks.complete(rank) for rank in range(ranks.count))
-    assert_traffic(ranks, strategy, "mpich", wire, elements * ranks.item)
-
-
-def assert_traffic(ranks, strategy, library, wire, size):
-    stages, _ = schedule(strategy, ranks.placement, size, library, WIRE_BYTES[wire])
-    into, out = node_traffic(stages, range(ranks.count))  # as if each rank were a node
-    np.testing.assert_array_equal(into, ranks.into)
-    np.testing.assert_array_equal(out, ranks.out)
+    found = traffic(strategy, placement, elements * ranks.item, item=WIRE_BYTES[wire], nodes=range(ranks.count))
+    np.testing.assert_array_equal(found, (ranks.into, ranks.out))
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 6, 7, 8, 9, 13, 16])
-@pytest.mark.parametrize("strategy", MPICH_RUNS)
-def test_bytes_of_mpich_with_one_rank_a_node(strategy, count):
-    # Blocks of reduce-scatter are alike: 65520 is a multiple of each of these counts.
-    elements = 4 * 65520 if strategy == "reduce-scatter" else 500_003
+@pytest.mark.parametrize("strategy", [*MPICH_RUNS, "allreduce of openmpi"])
+def test_bytes_of_the_libraries_with_one_rank_a_node(strategy, count):
+    """Their blocks differ by an element."""
+    elements = 4 * 65520  # a multiple of each of these counts
+    strategy, _, library = strategy.partition(" of ")
     ranks = Ranks(list(range(count)), elements)
-    MPICH_RUNS[strategy](ranks, elements)
+    if library:
+        run_rabenseifner_allreduce(ranks, ranks.placement, elements, halves=True)
+    else:
+        MPICH_RUNS[strategy](ranks, elements)
     assert all(ranks.complete(rank) for rank in range(count))
-    assert_traffic(ranks, strategy, "mpich", "float32", 4 * elements)
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 5, 6, 7, 9, 12])
-def test_bytes_of_open_mpis_rabenseifner(count):
-    ranks = Ranks(list(range(count)), 100_003)
-    run_rabenseifner_allreduce(ranks, list(range(count)), 100_003, halves=True)
-    assert all(ranks.complete(rank) for rank in range(count))
-    assert_traffic(ranks, "allreduce", "openmpi", "float32", 400_012)
+    found = traffic(strategy, ranks.placement, 4 * elements, library or "mpich")
+    np.testing.assert_allclose(found, (ranks.into, ranks.out), rtol=1e-3)
 
 
 @pytest.mark.parametrize("placement", [PLACEMENTS["2,2,2,2,1"], PLACEMENTS["1,3,2"], PLACEMENTS["by turns"]])
 def test_mpich_sums_among_leaders(placement):
     """On the ports it is the leaders' algorithm; inside the nodes no port sees anything."""
-    size, leaders = 4 * 500_003, leaders_of(placement)
-    ranks = Ranks(list(range(len(leaders))), 500_003)
-    run_rabenseifner_allreduce(ranks, list(range(len(leaders))), 500_003)
-    into, out = node_traffic(schedule("allreduce", placement, size)[0], placement)
-    np.testing.assert_array_equal(into, ranks.into)
-    np.testing.assert_array_equal(out, ranks.out)
+    leaders = leaders_of(placement)
+    ranks = Ranks(list(range(len(leaders))), 500_000)
+    run_rabenseifner_allreduce(ranks, list(range(len(leaders))), 500_000)
+    np.testing.assert_array_equal(traffic("allreduce", placement, 4 * 500_000), (ranks.into, ranks.out))
+
+
+def test_open_mpis_root_receives_from_the_last_rank_first():
+    stages = linear_reduce(MpiCall("openmpi", "reduce", np.arange(4), np.arange(4), 100, root=1))
+    assert [(int(one.source[0]), int(one.destination[0])) for one in stages] == [(3, 1), (2, 1), (0, 1)]
 
 
 def test_alike_rounds_of_pairwise_stand_for_each_other():
     """65 ranks, 3 a node: bytes and seconds of all 64 rounds."""
     nodes, count = np.arange(65) // 3, 65
-    short = pairwise_reduce_scatter(
-        MpiCall("mpich", "reduce_scatter_block", CallGroup(np.arange(count), nodes), 65_000, 4)
-    )
+    short = pairwise_reduce_scatter(MpiCall("mpich", "reduce_scatter_block", np.arange(count), nodes, 65_000))
     assert len(short) < 10
     into, out = np.zeros(22, int), np.zeros(22, int)
     seconds = 0.0
@@ -161,8 +154,7 @@ def test_bytes_on_the_ports_of_virtual_hosts(case):
     """Headers that the counters see, and barriers, are below 4 % of a vector."""
     library, placement, contender = case
     strategy, _, operation = contender.partition("/")
-    stages, _ = schedule(strategy, PLACEMENTS[placement], 8_000_000, library, 4, (), 1, operation == "own")
-    into, out = node_traffic(stages, PLACEMENTS[placement])
+    into, out = traffic(strategy, PLACEMENTS[placement], 8_000_000, library, own_operation=operation == "own")
     np.testing.assert_allclose([into / 8e6, out / 8e6], COUNTED[case], atol=0.04)
 
 
@@ -170,52 +162,21 @@ def test_bytes_on_the_ports_of_virtual_hosts(case):
 @pytest.mark.parametrize("strategy", EXCHANGING)
 @pytest.mark.parametrize("library", ["mpich", "openmpi"])
 def test_what_goes_out_comes_in(strategy, placement, library):
-    try:
-        stages, _ = schedule(strategy, placement, 9_000_020, library)
-    except UnknownChoice:
-        pytest.skip("not modelled")
-    for traffic in (node_traffic(stages, range(len(placement))), node_traffic(stages, placement)):
-        assert traffic[0].sum() == traffic[1].sum()
-    assert (node_traffic(stages, placement)[0] > 0).all() == (max(placement) > 0)
+    into, out = traffic(strategy, placement, 9_000_020, library)
+    of_ranks = traffic(strategy, placement, 9_000_020, library, nodes=range(len(placement)))
+    assert into.sum() == out.sum()
+    assert of_ranks[0].sum() == of_ranks[1].sum()
+    assert (into > 0).all() == (max(placement) > 0)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
 def test_leaders_ring_is_the_lower_bound_on_every_port(placement):
     nodes, size = max(placement) + 1, 1_000_004
     for strategy in ("hierarchical", "hierarchical-sharded"):
-        for traffic in node_traffic(schedule(strategy, placement, size)[0], placement):
-            assert np.abs(traffic - 2 * (nodes - 1) / nodes * size).max() < 2 * 4
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("ring", [0, 1], 8, "mvapich"), "mpich, openmpi"),
-        (("ring", [0, 2], 8), "without gaps"),
-        (("ring", [], 8), "without gaps"),
-        (("ring", [0, 1], 0), "positive"),
-        (("ring", [0, 1], 6), "multiple of 4"),
-    ],
-)
-def test_mistakes(arguments, said):
-    with pytest.raises(ValueError, match=said) as caught:
-        schedule(*arguments)
-    assert "\n" not in str(caught.value)
+        for way in traffic(strategy, placement, size):
+            assert np.abs(way - 2 * (nodes - 1) / nodes * size).max() < 2 * 4
 
 
 def test_an_unknown_choice_says_which():
     with pytest.raises(UnknownChoice, match="openmpi's reduce_scatter_block of 64000008 bytes on 9 ranks"):
-        schedule("reduce-scatter", list(range(9)), 64_000_000, "openmpi")
-
-
-def test_the_table_of_choices_is_whole():
-    """Every line has a known algorithm or says that it has none, a source, and something answers every call."""
-    for (library, collective), choices in CHOICES.items():
-        for choice in choices:
-            known = (
-                choice.algorithm in (None, "smp", "reduce-scatter")
-                or f"{collective.removeprefix('i')} {choice.algorithm}" in ALGORITHMS
-            )
-            assert known, (library, collective, choice.algorithm)
-            assert choice.source
-        assert choices[-1].condition(None)
+        traffic("reduce-scatter", range(9), 64_000_000, "openmpi")

@@ -93,12 +93,6 @@ def better_links(start: dict[int, dict], end: dict[int, dict]) -> dict[int, dict
     return found
 
 
-def read_links(path, config: dict) -> list[dict]:
-    """Read `Run.links` of a run that need not have traces. config: its config.json."""
-    end = read_measured_at_end(Path(path) / "traces", END_LINKS, Gaps(True))
-    return list(better_links({link["node"]: link for link in config.get("links") or []}, end).values())
-
-
 def strategy_name(settings: dict) -> str:
     """Return the strategy's name; the file name where config.json names the user's own file."""
     name = settings["strategy"]

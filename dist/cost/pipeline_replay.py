@@ -1,25 +1,22 @@
-"""Replay a whole step of models that ranks share: every stage's own schedule, the messages between stages, then the
-exchange of the replicas, all on the ports that they share.
+"""Replay the pipelines of all replicas: every stage's own schedule, and the messages between stages on shared ports.
 
 Each tp rank of a stage of a replica is a rank of replay.py. They send the messages of dist/stage_links.py and
 scripts/training/model_sync.py: no rank waits for a send before the step's end, and receives are posted ahead.
 """
 
-import copy
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
-from dist.cost.model import beside_ports, links_of
+from dist.cost.model import links_of
 from dist.cost.model_parallel import Plan, Seats
-from dist.cost.replay import Message, Replay, SyncPoint, Turn, stage_turns
-from dist.cost.stages import Stage
+from dist.cost.replay import Message, Replay, Turn
 from dist.stage_links import RECEIVES_AHEAD
 
-LENT, RETURNED = "lent", "returned"  # the token embedding, and its gradient
+LENT = "lent"  # the token embedding
+RETURNED = "returned"  # its gradient
 
 
 @dataclass(frozen=True)
@@ -39,59 +36,15 @@ class PipelineStep:
     head_share: float
 
 
-class WholeStep:
-    """The step of all replicas on their seats, with the protocols of an MPI library."""
+def replayed_ends_s(pipeline: PipelineStep, seats: Seats, library: str) -> np.ndarray:
+    """Return when the last rank of each stage has done all its actions and its sends, (p,).
 
-    def __init__(self, pipeline: PipelineStep, seats: Seats, library: str):
-        self.cluster = replace(seats.cluster, placement=seats.nodes.ravel())
-        self.ranks = np.arange(seats.nodes.size).reshape(seats.nodes.shape)  # (stages, replicas, shards)
-        self.links = links_of(self.cluster, library)
-        replay = Replay(pipeline_turns(pipeline, self.ranks, self.links.rendezvous_bytes), self.links)
-        # Replay up to the first exchange: this part is the same for every strategy.
-        replay.run_while(lambda: all(end_s is None for end_s in replay.ends_s))
-        self._begun = replay
-
-    @cached_property
-    def ends_s(self) -> np.ndarray:
-        """(p,): when the last rank of each stage has done all its actions and its sends."""
-        replay = copy.deepcopy(self._begun)
-        replay.run()
-        return np.array(replay.ends_s).reshape(self.ranks.shape).max(axis=(1, 2))
-
-    def end_s(self, exchanges: dict[tuple[int, int], list[Stage]]) -> float:
-        """Return the end of the exchanges. exchanges: {(stage, shard): stages among its ranks, numbered by replica}."""
-        replay = copy.deepcopy(self._begun)
-        replay.add_turns(self._exchange_turns(exchanges))
-        return replay.run()
-
-    def _exchange_turns(self, exchanges: dict[tuple[int, int], list[Stage]]) -> list[list[Turn]]:
-        turns, count = [[] for _ in range(self.ranks.size)], max(map(_barriers, exchanges.values()))
-        norms = [SyncPoint(self.ranks.size) for _ in range(count)]  # of the whole model: all ranks wait for all
-        for (stage, part), stages in exchanges.items():
-            ranks, barriers = self.ranks[stage, :, part].tolist(), iter(norms)
-            for one in stages:
-                if one.all_together:
-                    meeting = self._meeting(one, ranks) if len(one.size) else next(barriers)
-                    found = [dict.fromkeys(ranks, Turn(meeting=meeting))]
-                else:
-                    found = [stage_turns(one, self.links.rendezvous_bytes, ranks) for _ in range(one.repeat)]
-                for rank, turn in (of_rank for of_stage in found for of_rank in of_stage.items()):
-                    turns[rank].append(turn)
-        return turns
-
-    def _meeting(self, stage: Stage, ranks: list[int]) -> SyncPoint:
-        """Make the SyncPoint of a pipelined stage, in which no rank gets ahead: all its messages move at once."""
-        nodes = self.links.nodes[ranks]
-        crosses = nodes[stage.source] != nodes[stage.destination]
-        ends = np.array(ranks)[np.stack([stage.source[crosses], stage.destination[crosses]])]
-        messages = np.stack([*ends, stage.repeat * stage.size[crosses]], axis=1)
-        least_s, after_s = beside_ports(stage, replace(self.cluster, placement=nodes))
-        after_s = stage.repeat * after_s - (self.links.latency_s if crosses.any() else 0.0)  # one latency precedes it
-        return SyncPoint(len(ranks), list(map(tuple, messages.tolist())), stage.repeat * least_s, after_s)
-
-
-def _barriers(stages: list[Stage]) -> int:
-    return sum(stage.all_together and not len(stage.size) for stage in stages)
+    library: the MPI library, whose protocols decide which sends wait.
+    """
+    ranks = np.arange(seats.nodes.size).reshape(seats.nodes.shape)
+    links = links_of(replace(seats.cluster, placement=seats.nodes.ravel()), library)
+    ends_s = Replay(pipeline_turns(pipeline, ranks, links.rendezvous_bytes), links).run()
+    return np.array(ends_s).reshape(ranks.shape).max(axis=(1, 2))
 
 
 def pipeline_turns(pipeline: PipelineStep, ranks: np.ndarray, rendezvous_bytes: int) -> list[list[Turn]]:
@@ -104,7 +57,8 @@ def pipeline_turns(pipeline: PipelineStep, ranks: np.ndarray, rendezvous_bytes: 
 
 def _messages(pipeline: PipelineStep, ranks: np.ndarray, number: int, rendezvous_bytes: int) -> dict:
     """Return {(action, microbatch, receiving stage, replica): a message per shard}. ranks: of the replica, (p, t)."""
-    found, last = {}, len(pipeline.plans) - 1
+    found = {}
+    last = len(pipeline.plans) - 1
 
     def add(what: str, index: int, source: int, destination: int, size: int) -> None:
         receivers = ranks[destination].tolist()
@@ -131,10 +85,16 @@ class StageTurns:
     """The turns of one tp rank of a stage of a replica. messages: of all replicas, from _messages."""
 
     def __init__(self, pipeline: PipelineStep, messages: dict, stage: int, number: int, part: int):
-        self.pipeline, self.messages = pipeline, messages
-        self.stage, self.number, self.part = stage, number, part
-        self.is_first, self.is_last = stage == 0, stage == len(pipeline.plans) - 1
-        self.made, self.posts, self.sent = [], [], []
+        self.pipeline = pipeline
+        self.messages = messages
+        self.stage = stage
+        self.number = number
+        self.part = part
+        self.is_first = stage == 0
+        self.is_last = stage == len(pipeline.plans) - 1
+        self.made = []
+        self.posts = []
+        self.sent = []
         self.ahead = {"forward": deque(), "backward": deque()}  # receives that are not posted yet
 
     def turns(self) -> list[Turn]:
@@ -174,7 +134,8 @@ class StageTurns:
             self.sent.append(messages[self.part])
 
     def _forward(self, is_first_time: bool) -> None:
-        seconds, lent = self.pipeline.forward_s[self.stage], self._come(LENT)
+        seconds = self.pipeline.forward_s[self.stage]
+        lent = self._come(LENT)
         if is_first_time and self.is_first:
             self._send(LENT, 0, len(self.pipeline.plans) - 1)
         if is_first_time and lent:
@@ -186,7 +147,8 @@ class StageTurns:
         self._turn(seconds=seconds)
 
     def _backward(self, is_last_time: bool) -> None:
-        seconds, returned = self.pipeline.backward_s[self.stage], self._come(RETURNED)
+        seconds = self.pipeline.backward_s[self.stage]
+        returned = self._come(RETURNED)
         if is_last_time and self.is_last and not self.is_first:
             self._turn(seconds=self.pipeline.head_share * seconds)
             self._send(RETURNED, 0, 0)
