@@ -29,17 +29,12 @@ from scripts.settings.training import AUTO, DTYPES, OneLineParser
 from scripts.training.evaluation import load_model, prepare_choices, prepare_text, prepare_validation
 
 
-def main():
-    settings = parse()
-    evaluate(settings, start_world(mistakes=(UserError,)))
-
-
 def evaluate(settings, world) -> None:
     """Run the evaluations on all ranks. Rank 0 prints a line for each and writes --json. A mistake ends the job."""
     s = settings
     with world.together(UserError):
-        if world.rank == 0 and settings.json:
-            place_of_file(settings.json)  # fail before the hours that an evaluation may take
+        if world.rank == 0 and s.json:
+            place_of_file(s.json)  # fail before the hours that an evaluation may take
     model = load_model(Path(s.model), s.seq_len, s.stride, s.batch_size, s.backend, s.dtype, s.threads, world)
     evaluations = {}
     if s.val_data:
@@ -53,8 +48,8 @@ def evaluate(settings, world) -> None:
         results[name] = measure()
         world.print(f"{name.replace('_', '-'):<10} {as_line(results[name])}")
     with world.together(UserError):
-        if world.rank == 0 and settings.json:
-            write_json(settings.json, {"model": settings.model, "seq_len": model.sequence_length} | results)
+        if world.rank == 0 and s.json:
+            write_json(s.json, {"model": s.model, "seq_len": model.sequence_length} | results)
 
 
 def parse(arguments=None) -> argparse.Namespace:
@@ -69,7 +64,7 @@ def parse(arguments=None) -> argparse.Namespace:
     add(
         "--tokenizer",
         choices=TOKENIZERS,
-        help="tokenizer of the model (from its run or folder; else gpt2 for 50257 tokens, bytes for 256)",
+        help="of the model (its run's or folder's; else by the size of its vocabulary)",
     )
     add("--batch-size", type=int, default=4, metavar="B", help="rows per rank and forward (4)")
     add("--seq-len", type=int, metavar="T", help="tokens per window (as in the run's training; else the context)")
@@ -96,4 +91,4 @@ def as_line(numbers: dict) -> str:
 
 if __name__ == "__main__":
     open_console()
-    main()
+    evaluate(parse(), start_world(mistakes=(UserError,)))

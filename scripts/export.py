@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
 def export(settings: argparse.Namespace) -> list[Path]:
     """Write the requested format and return the paths. Raise RunError, UserError or OSError."""
     if settings.format in TRACES:
-        return export_trace(settings)
+        return export_otf2(settings) if settings.format == "otf2" else export_trace(settings)
     if settings.format == "tensorboard":
         return [write_log(settings.out, read_config(settings.run), read_log(settings.run))]
     parameters = weights.load(settings.run)
@@ -97,9 +97,7 @@ def exported_tokenizer(asked: str | None, path: Path, vocab_size: int) -> tuple[
 
 
 def export_trace(settings: argparse.Namespace) -> list[Path]:
-    """Write three files for Paraver, one for Perfetto, or a folder in OTF2. Return the paths."""
-    if settings.format == "otf2":
-        return export_otf2(settings)
+    """Write three files for Paraver or one for Perfetto. Return the paths."""
     out = settings.out
     write_trace = paraver.export if settings.format == "paraver" else chrome.export
     if not out.name or (settings.format == "perfetto" and out.exists()):

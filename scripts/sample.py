@@ -56,24 +56,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--split-documents", action="store_true", help=SPLIT_HELP)
     add("--tokens", type=int, default=200, metavar="N", help="tokens to draw, at most (200)")
     add("--seq-len", type=int, metavar="T", help="tokens per sequence (as in the run's training; else the context)")
-    add(
-        "--temperature",
-        type=float,
-        default=Sampling.temperature,
-        help="randomness; 0: always the likeliest token (0.8)",
-    )
-    add("--top-k", type=int, default=Sampling.top_k, help="draw from this many of the likeliest tokens; 0: all (200)")
-    add(
-        "--top-p",
-        type=float,
-        default=Sampling.top_p,
-        help="draw from the likeliest tokens with this total probability (1: all)",
-    )
+    drawn = Sampling()
+    add("--temperature", type=float, default=drawn.temperature, help="randomness; 0: always the likeliest token (0.8)")
+    add("--top-k", type=int, default=drawn.top_k, help="draw from this many of the likeliest tokens; 0: all (200)")
+    add("--top-p", type=float, default=drawn.top_p, help="draw from the likeliest of this total probability (1: all)")
     add("--seed", type=int, default=1337, help="random seed; the same seed gives the same text (1337)")
     add(
         "--tokenizer",
         choices=TOKENIZERS,
-        help="tokenizer of the model (from its run or folder; else gpt2 for 50257 tokens, bytes for 256)",
+        help="of the model (its run's or folder's; else by the size of its vocabulary)",
     )
     add("--backend", choices=(AUTO, "numpy", "cupy"), default=AUTO, help="kernels; auto: cupy if there is a GPU")
     add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"number format; on CPUs of products only ({DTYPES[0]})")
@@ -81,7 +72,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def begin(settings):
+def begin(settings) -> tuple:
     """Return (prompt, generated pieces of text, lines of facts). Raise UserError for a wrong flag or model."""
     for name, least in (("tokens", 1), ("seq_len", 1), ("seed", 0), ("threads", 1)):
         value = getattr(settings, name)

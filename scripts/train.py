@@ -33,20 +33,14 @@ from scripts.training.run_lock import RunLock
 
 def main():
     settings = parse_settings(__doc__)
-    if settings.restarts:
-        sys.exit(supervised(settings))
-    sys.exit(train(settings, start_world(settings.expect_ranks, (UserError,))))
-
-
-def supervised(settings) -> int:
-    """Start the ranks from this process, for --restarts. Return the exit code."""
+    if not settings.restarts:
+        sys.exit(train(settings, start_world(settings.expect_ranks, (UserError,))))
     try:
         check_numbers(settings)
     except UserError as error:
         end_without_mpi(str(error), is_first(RANKS))
-    return supervise(
-        settings.restarts, settings.launcher, settings.out, settings.restart_after, settings.minutes, sys.argv[1:]
-    )
+    limits = settings.restart_after, settings.minutes
+    sys.exit(supervise(settings.restarts, settings.launcher, settings.out, *limits, sys.argv[1:]))
 
 
 def train(settings, world) -> int:

@@ -21,6 +21,7 @@ import shutil
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache, partial
 from operator import attrgetter
@@ -87,15 +88,21 @@ def complete(part: Path, facts: dict, files: dict[str, int], check: Callable[[],
 
 
 def remove_old(folder: Path, keep: int, every: int = 0) -> None:
-    """Remove all checkpoints except the newest `keep` and those of every `every`-th step (0: none).
+    """Remove all checkpoints except the newest `keep`, those of every `every`-th step (0: none), and milestones.
 
-    Symbolic links to other checkpoints are ignored.
+    A milestone is one whose facts say so: an earlier start kept it. Symbolic links to other checkpoints are ignored.
     """
     for path in [path for path in newest_first(folder) if not path.is_symlink()][keep:]:
-        if every and _step_of(path) % every == 0:
+        if (every and _step_of(path) % every == 0) or _is_milestone(path):
             continue
         (path / MARKER).unlink(missing_ok=True)  # first: a half-removed folder must not be a checkpoint
         shutil.rmtree(path)
+
+
+def _is_milestone(path: Path) -> bool:
+    with suppress(UserError):
+        return read_marker(path / MARKER).get("milestone", False)
+    return False
 
 
 def remove_parts(folder: Path) -> None:

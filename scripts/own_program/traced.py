@@ -76,7 +76,13 @@ def traced(world: World, out: str, name: str) -> Iterator[ProgramTracer]:
         with world.together(RunError):
             if world.rank == 0:
                 log = _begin(Path(out), name, world, links)
-        tracer = _new_tracer(world, Path(out) / "traces", name, clock, log)
+        place = world.places[world.rank] | {"ranks": world.size, "strategy": name}
+        traces = Path(out) / "traces"
+        counters = None
+        if world.local_rank == 0 and world.node_count > 1:  # the first rank of each node samples the node's ports
+            ports = Ports()
+            counters = CounterFile(traces, place, ports.names, clock, lambda: (*ports.read(), ports.stalls()))
+        tracer = ProgramTracer(log, traces, place, clock=clock, counters=counters)
         try:
             yield tracer
         finally:
@@ -116,13 +122,3 @@ def _begin(folder: Path, name: str, world: World, links: list[dict]):
         return open(folder / "log.jsonl", "w", buffering=1)
     except OSError as error:
         raise RunError(f"{folder} cannot be written: {error.strerror}; choose another folder") from None
-
-
-def _new_tracer(world: World, traces: Path, name: str, clock: dict, log) -> ProgramTracer:
-    """Return the tracer. If there are several nodes, the first rank of each also samples the node's ports."""
-    place = world.places[world.rank] | {"ranks": world.size, "strategy": name}
-    counters = None
-    if world.local_rank == 0 and world.node_count > 1:
-        ports = Ports()
-        counters = CounterFile(traces, place, ports.names, clock, lambda: (*ports.read(), ports.stalls()))
-    return ProgramTracer(log, traces, place, clock=clock, counters=counters)

@@ -31,7 +31,7 @@ from scripts.training.meeting import MeetingPoint
 from scripts.training.plan import Plan, plan_run
 from scripts.training.report import Ending, TraceFailures, run_table
 from scripts.training.signals import Clock, Signals
-from scripts.training.step_records import ProgressLines, StepRecords
+from scripts.training.step_records import Pace, ProgressLines, StepRecords
 from scripts.training.utilization import find_peak
 from scripts.training.whole_model import WholeModel
 from scripts.training.worker import Server, Worker
@@ -44,29 +44,19 @@ from traces.record.stream_times import GPU_PHASES
 
 @dataclass(frozen=True)
 class LoopParts:
-    """The parts of the training loop on one rank.
+    """The parts of the training loop on one rank."""
 
-    table           what rank 0 prints before the first step: all settings, and facts that follow from them
-    steps           the steps left to make, counted from 1
-    learning_rate   the schedule: learning_rate.at(step)
-    worker          computes gradients from this rank's windows; a Server computes none
-    strategy        turns the gradients of all ranks into updated parameters
-    meeting_point   where all ranks exchange their reports at the end of a step
-    hooks           called after each step, in this order
-    model           all parameters, for the hooks that read them between steps
-    """
-
-    table: str
-    steps: range
+    table: str  # what rank 0 prints before the first step: all settings, and facts that follow from them
+    steps: range  # the steps left to make, counted from 1
     learning_rate: LearningRateSchedule
     tracer: Tracer
-    worker: Worker | Server
-    strategy: Strategy
-    meeting_point: MeetingPoint
+    worker: Worker | Server  # computes gradients from this rank's windows; a Server computes none
+    strategy: Strategy  # turns the gradients of all ranks into updated parameters
+    meeting_point: MeetingPoint  # where all ranks exchange their reports at the end of a step
     records: StepRecords
-    hooks: list[Callable[[MadeStep], None]]
+    hooks: list[Callable[[MadeStep], None]]  # called after each step, in this order
     checkpoints: Checkpointing
-    model: WholeModel
+    model: WholeModel  # all parameters, for the hooks that read them between steps
     ending: Ending
 
 
@@ -76,7 +66,8 @@ def assemble(settings, world, lock, resources: ClosedTogether) -> LoopParts | No
     lock: the RunLock of the run folder, whose content does not change here. resources: closes the run's resources.
     """
     signals = resources.enter_context(closing(Signals(partial(end_job_in_turn, world.comm), lock.release)))
-    clock = new_clock(settings, world)
+    # The clock of --minutes and --checkpoint-minutes runs on rank 0 alone.
+    clock = Clock(settings.checkpoint_minutes, settings.minutes) if world.rank == 0 else Clock(0, 0)
     checkout = Checkout() if world.rank == 0 else None  # git runs in the background
     plan = plan_run(settings, world, lock, resources)
     if plan is None:
@@ -106,9 +97,8 @@ def assemble(settings, world, lock, resources: ClosedTogether) -> LoopParts | No
     model = WholeModel(parameters, strategy.before_use, backend.fetch, shared.mesh)
     checkpoints = new_checkpoints(plan, world, strategy, lock)
     flops = flops_per_token(shared.whole.config, settings.seq_len, shared.whole.count)
-    progress = ProgressLines(
-        settings.steps, world.print, world.places, shared.stages, settings.log_every, job_end(), clock.left_s
-    )
+    pace = Pace(settings.steps, job_end(), clock.left_s)
+    progress = ProgressLines(pace, world.print, world.places, shared.stages, settings.log_every)
     eval_every = settings.eval_every if plan.val else 0
     validation = Validation(world.comm, tracer, worker, eval_every, settings.steps, settings.eval_steps)
     replicas = ReplicaCheck(world, model, settings.check_replicas, backend.buffers.fills_parameters, shared.mesh)
@@ -160,8 +150,8 @@ def new_folder(plan: Plan, world, lock, used: dict, peak, checkout) -> RunFolder
 
 def new_watchdog(plan: Plan, world, is_asked, resources: ClosedTogether) -> Watchdog | None:
     """Return the Watchdog, which names a rank that others wait for; None on a single rank, or with --stall-after 0."""
-    stall_after = plan.settings.stall_after
-    if not stall_after or world.size == 1:
+    settings = plan.settings
+    if not settings.stall_after or world.size == 1:
         return None
     meetings = (*EXCHANGE, "wait")
     waits = ()
@@ -170,8 +160,9 @@ def new_watchdog(plan: Plan, world, is_asked, resources: ClosedTogether) -> Watc
         meetings = ("wait",)
         waits = (*EXCHANGE, "recv")
         titles = plan.shared.mesh.titles()
-    ends = plan.settings.end_on_stall
-    watchdog = Watchdog(world, plan.traces, PHASES, meetings, stall_after, ends, waits, titles, is_asked)
+    watchdog = Watchdog(
+        world, plan.traces, PHASES, meetings, settings.stall_after, settings.end_on_stall, waits, titles, is_asked
+    )
     return resources.enter_context(closing(watchdog))
 
 
@@ -211,11 +202,6 @@ def new_job(plan: Plan, backend, tracer: Tracer, lookup: SparseGradient | None) 
         bucket_bytes=plan.bucket_bytes,
         sparse=lookup,
     )
-
-
-def new_clock(settings, world) -> Clock:
-    """Return the clock of --minutes and --checkpoint-minutes, which runs on rank 0 alone."""
-    return Clock(settings.checkpoint_minutes, settings.minutes) if world.rank == 0 else Clock(0, 0)
 
 
 def new_checkpoints(plan: Plan, world, strategy, lock) -> Checkpointing:

@@ -27,16 +27,12 @@ SAMPLE_TOKENS = 100
 
 @dataclass(frozen=True)
 class MadeStep:
-    """A step that all ranks have made.
+    """A step that all ranks have made."""
 
-    number: counted from 1. record: on rank 0 the line of log.jsonl; hooks may add to it. is_saved: whether this step
-    gets a checkpoint.
-    """
-
-    number: int
+    number: int  # counted from 1
     reports: RankReports
-    record: dict
-    is_saved: bool = False
+    record: dict  # on rank 0 the line of log.jsonl; hooks may add to it
+    is_saved: bool = False  # whether this step gets a checkpoint
 
 
 def is_time(step: int, every: int) -> bool:
@@ -63,7 +59,6 @@ def log_step(folder, progress, step: MadeStep) -> None:
 
 def end_if_diverged(world, checkpoints, step: MadeStep) -> None:
     """End the job if this step's loss, gradient norm or validation loss is not finite, or the state for a checkpoint.
-    checkpoints: a Checkpointing.
 
     All ranks have the same numbers, so all end. The norm of a skipped step does not count.
     """
@@ -84,25 +79,22 @@ def end_if_diverged(world, checkpoints, step: MadeStep) -> None:
 
 
 def begin_checkpoint(checkpoints, tracer, step: MadeStep) -> None:
-    """Begin a checkpoint if one is due. checkpoints: a Checkpointing."""
-    if checkpoints.is_due(step.number, step.reports.request):
+    """Begin a checkpoint if one is due; Checkpointing.leave_last writes the last one."""
+    if step.is_saved and not checkpoints.is_last(step.number, step.reports.request):
         with tracer.phase("checkpoint"):
             checkpoints.begin(step.number)
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Computes the mean loss over the first windows of the validation set. All workers share the work.
-
-    every: in steps, 0 for no validation. The last step gets one, too. batches: see Worker.validation_loss.
-    """
+    """Computes the mean loss over the first windows of the validation set. All workers share the work."""
 
     comm: object
     tracer: object
     worker: object
-    every: int
-    last_step: int
-    batches: int
+    every: int  # in steps, 0 for no validation
+    last_step: int  # which gets one, too
+    batches: int  # see Worker.validation_loss
 
     def after(self, step: MadeStep) -> None:
         """Add "val_loss" to the step's record if a validation is due."""
@@ -118,12 +110,9 @@ class Validation:
 class Samples:
     """--sample-every: rank 0 prints text from the model, reading sequences as long as in training.
 
-    If rank 0 computes with all parameters, on cores or on a GPU, it samples with the same kernels. Otherwise (ZeRO-3,
-    ranks that share a model) it copies the parameters to host memory range by range, at 4 bytes each, and samples on
-    its cores.
-
-    The constructor allocates the memory for sampling on a GPU. It ends the job on a user's mistake: no tokenizer is
-    known for the vocabulary (of --train-data), gpt2's files are missing, or the copy does not fit into memory.
+    If rank 0 computes with all parameters, it samples with the same kernels. Otherwise (ZeRO-3, ranks that share a
+    model) it copies the parameters to host memory range by range, and samples on its cores. The constructor ends the
+    job if there is no tokenizer for the vocabulary, or no memory for the copy.
     """
 
     def __init__(
@@ -178,19 +167,15 @@ class Samples:
         return copy
 
 
+@dataclass(frozen=True)
 class ReplicaCheck:
-    """--check-replicas: compare the parameters of all data-parallel replicas, to find faults of memory or network.
+    """--check-replicas: compare the parameters of all data-parallel replicas, to find faults of memory or network."""
 
-    every: in steps, 0 for never. holds: whether this rank compares its parameters; ranks of a node may share them.
-    mesh: see state.py.
-    """
-
-    def __init__(self, world, model: WholeModel, every: int, holds: bool, mesh=None):
-        self.world = world
-        self.model = model
-        self.every = every
-        self.holds = holds
-        self._piece = (mesh.stage, mesh.shard) if shares_model(mesh) else None
+    world: object
+    model: WholeModel
+    every: int  # in steps, 0 for never
+    holds: bool  # whether this rank compares its parameters; ranks of a node may share them
+    mesh: object = None  # see state.py
 
     def after(self, step: MadeStep) -> None:
         """End the job if ranks' parameters differ, naming the ranks that differ from most others.
@@ -199,10 +184,11 @@ class ReplicaCheck:
         """
         if not is_time(step.number, self.every) and not (self.every and step.is_saved):
             return
+        own = (self.mesh.stage, self.mesh.shard) if shares_model(self.mesh) else None
         checksum = 0
         for start, stop in self.model.held_ranges():
             checksum = zlib.crc32(self.model.held.flat[start:stop], checksum)
-        told = self.world.comm.allgather((self._piece, checksum if self.holds else None))
+        told = self.world.comm.allgather((own, checksum if self.holds else None))
         found = []
         for shard in dict.fromkeys(shard for shard, _ in told):
             alike = [rank for rank, (theirs, _) in enumerate(told) if theirs == shard]

@@ -22,6 +22,11 @@ def changed_settings(checkpoint: Checkpoint, own: dict, typed: frozenset[str], l
     """
     steps = range(checkpoint.step + 1, last_step + 1)
     before = checkpoint.facts["settings"]
+    if lacking := own.keys() - before.keys():
+        raise UserError(
+            f"{checkpoint.path}: its settings lack {min(lacking)}, expected those of this release: go on with the "
+            "release that wrote it, or choose another --out"
+        )
     changed = [name for name in own if before[name] != own[name] and steps and matters(name, before, own, steps)]
     old, new = (rates(settings, steps[:1]) for settings in (before, own))
     jumps = not same(old, new)

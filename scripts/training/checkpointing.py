@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,44 +27,43 @@ from scripts.training.whole_model import WholeModel
 FAILED = -1
 NOT_FINITE = -2
 ADVICE = "free some space, or see to the disk"
-GO_BACK = "lower --lr, or check this node's memory, and go on from the last checkpoint (--resume)"
 
 
-class NotFiniteError(Exception):
+class NotFiniteError(UserError):
     """The state has numbers that are not finite. It must not become a checkpoint, as no run can resume from it."""
 
+    def __init__(self, step: int, found: str):
+        super().__init__(
+            f"after step {step} there is {found}, expected finite numbers: lower --lr, or check this node's memory, "
+            "and go on from the last checkpoint (--resume)"
+        )
 
+
+@dataclass
 class Checkpointing:
     """Writes checkpoints. Every rank has one; `begin`, `settle` and `leave_last` are collective.
 
-    folder: RUN/checkpoints. layout: of this rank's model shard. run_facts: the facts of the run for each checkpoint
-    (Plan.checkpoint_facts). steps: the steps of this start. every: in steps, 0 for the last step alone, None for no
-    checkpoint at all. keep: how many complete checkpoints stay, and a number whose multiples all stay, 0 for none.
-    check_lock: ends the job if another start has taken the run folder (RunLock.check). mesh: see state.py. Ranks that
-    hold the same model shard divide the writing of it.
-
-    costs: for each part that this rank wrote: step, bytes, the seconds for which training stood still, and the seconds
-    of writing.
+    Ranks that hold the same model shard divide the writing of it. costs: for each part that this rank wrote: step,
+    bytes, the seconds for which training stood still, and the seconds of writing.
     """
 
-    def __init__(
-        self, world, folder: Path, strategy, layout: Layout, run_facts: dict, steps: range, every: int | None,
-        keep: tuple[int, int], check_lock: Callable[[], None], mesh=None,
-    ):  # fmt: skip
-        self.world = world
-        self.folder = folder
-        self.keep = keep
-        self._strategy = strategy
-        self._run_facts = run_facts
-        self.steps = steps
-        self.every = every
-        self._layout = layout
-        self._check_lock = check_lock
-        holders = mesh.data_world if shares_model(mesh) else world
-        held = [(one.start, one.start + len(one.parameters)) for one in strategy.state()]
-        self._parts = divide_among_holders(holders.comm.allgather(held), layout.count)[holders.rank]
-        self._prefix = prefix_of(mesh)
-        self._errors_name = errors_name(world.rank, mesh)
+    world: object
+    folder: Path  # RUN/checkpoints
+    strategy: object
+    layout: Layout  # of this rank's model shard
+    run_facts: dict  # the facts of the run for each checkpoint (Plan.checkpoint_facts)
+    steps: range  # the steps of this start
+    every: int | None  # in steps, 0 for the last step alone, None for no checkpoint at all
+    keep: tuple[int, int]  # how many complete checkpoints stay, and a number whose multiples all stay, 0 for none
+    check_lock: Callable[[], None]  # ends the job if another start has taken the run folder (RunLock.check)
+    mesh: object = None  # see state.py
+
+    def __post_init__(self):
+        holders = self.mesh.data_world if shares_model(self.mesh) else self.world
+        held = [(one.start, one.start + len(one.parameters)) for one in self.strategy.state()]
+        self._parts = divide_among_holders(holders.comm.allgather(held), self.layout.count)[holders.rank]
+        self._prefix = prefix_of(self.mesh)
+        self._errors_name = errors_name(self.world.rank, self.mesh)
         self._room = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future | None = None  # this rank's part
@@ -83,21 +83,15 @@ class Checkpointing:
 
     def add_facts(self, facts: dict) -> None:
         """Add facts, the same on all ranks, to all further checkpoints."""
-        self._run_facts = self._run_facts | facts
-
-    def is_due(self, step: int, request: int) -> bool:
-        """Return whether to begin a checkpoint after this step: it is time for one, or one was requested.
-
-        `leave_last` writes the one at the end of the run.
-        """
-        return self.has(step, request) and not self._ends(step, request)
+        self.run_facts = self.run_facts | facts
 
     def has(self, step: int, request: int) -> bool:
-        """Return whether there will be a checkpoint of this step, including the run's last one."""
-        wanted = request == CHECKPOINT or self._ends(step, request)
-        return self.every is not None and (wanted or is_time(step, self.every))
+        """Return whether there will be a checkpoint of this step: it is time, one was requested, or the run ends."""
+        wanted = request == CHECKPOINT or self.is_last(step, request) or is_time(step, self.every or 0)
+        return self.every is not None and wanted
 
-    def _ends(self, step: int, request: int) -> bool:
+    def is_last(self, step: int, request: int) -> bool:
+        """Return whether the run ends with this step, whose checkpoint is that of `leave_last`."""
         return step == self.steps.stop - 1 or request > CHECKPOINT
 
     def begin(self, step: int, goes_on: bool = True) -> None:
@@ -110,10 +104,11 @@ class Checkpointing:
         if self._facts is not None:
             self.end_if_not_finite(self._settle_begun())
         # checkpoint.json holds rank 0's number of updates: with every strategy rank 0 updates something in each step.
-        updates = next((one.optimizer.step for one in self._strategy.state()), 0)
-        norms = list(self._strategy.clipping.norms)
-        position = {"step": step, "next_window": step * self._run_facts["global_batch"]}
-        self._facts = position | self._run_facts | {"updates": updates, "norms": norms}
+        updates = next((one.optimizer.step for one in self.strategy.state()), 0)
+        norms = list(self.strategy.clipping.norms)
+        position = {"step": step, "next_window": step * self.run_facts["global_batch"]}
+        stays = {"milestone": is_time(step, self.keep[1])}
+        self._facts = position | self.run_facts | {"updates": updates, "norms": norms} | stays
         try:
             copied = self._copied() if goes_on else [*self._pieces()]
         except MemoryError as error:
@@ -124,10 +119,10 @@ class Checkpointing:
 
     def _write(self, step: int, copied: list, stopped_s: float) -> int:
         begun = time.perf_counter()
-        if found := checkpoints.not_finite(self._layout, copied):
-            raise NotFiniteError(f"after step {step} there is {found}")
+        if found := checkpoints.not_finite(self.layout, copied):
+            raise NotFiniteError(step, found)
         self._make_folder()
-        run = self._run_facts["run"]
+        run = self.run_facts["run"]
         size = checkpoint_files.write_part(self._part_folder(step), step, self.world.rank, copied, run)
         writing_s = time.perf_counter() - begun
         self.costs.append({"step": step, "bytes": size, "stopped_s": stopped_s, "writing_s": writing_s})
@@ -142,7 +137,6 @@ class Checkpointing:
         self._complain(f"{self.folder} was gone, with its checkpoints: made again, for those from now on")
 
     def _part_folder(self, step: int) -> Path:
-        """Return the folder in which the checkpoint of this step is written."""
         return self.folder / f"{checkpoints.folder_name(step)}.part"
 
     def written(self) -> int:
@@ -181,12 +175,9 @@ class Checkpointing:
         `settle` has removed that checkpoint. The checkpoint before it stays.
         """
         if NOT_FINITE in written:
-            self._end_together(self._writing.exception())
-
-    def _end_together(self, error: Exception | None) -> None:
-        with self.world.together(UserError):
-            if isinstance(error, NotFiniteError):
-                raise UserError(f"{error}, expected finite numbers: {GO_BACK}")
+            with self.world.together(NotFiniteError):
+                if self.written() == NOT_FINITE:
+                    raise self._writing.exception()
 
     def leave_last(self, step: int, model: WholeModel | None) -> None:
         """Write the checkpoint of the last step, and wait until it is complete. Raise UserError if that fails.
@@ -196,8 +187,9 @@ class Checkpointing:
         """
         written_model = problem = None
         if self.every is None:
-            found = checkpoints.not_finite(self._layout, self._own_arrays())
-            self._end_together(NotFiniteError(f"after step {step} there is {found}") if found else None)
+            with self.world.together(NotFiniteError):
+                if found := checkpoints.not_finite(self.layout, self._own_arrays()):
+                    raise NotFiniteError(step, found)
         elif step in self.steps:
             self.begin(step, goes_on=False)
             if model is not None:
@@ -242,15 +234,14 @@ class Checkpointing:
     def _complete(self, part: Path, facts: dict, files: dict) -> None:
         try:
             checkpoint_files.check_parts(part, facts, files)
-            self._check_lock()
-            # complete() checks again when the disk has everything. That takes long, and another job may have taken over
-            # and have a checkpoint of that name.
-            checkpoints.complete(part, facts, files, self._check_lock)
+            # complete() checks the lock when the disk has everything. That takes long, and another job may have taken
+            # over and have a checkpoint of that name.
+            checkpoints.complete(part, facts, files, self.check_lock)
         except Exception as error:  # any kind, as nothing else sees it before the end of the run
             self._complain(f"the checkpoint of step {facts['step']} was not written: {self._words(error)}")
             shutil.rmtree(part, ignore_errors=True)
             raise
-        self._check_lock()
+        self.check_lock()
         try:
             checkpoints.remove_old(self.folder, *self.keep)
         except OSError as error:  # too many checkpoints do no harm; the next checkpoint tries again
@@ -285,19 +276,19 @@ class Checkpointing:
 
     def _own_arrays(self):
         """Yield (array, start, values in host memory) of everything that this rank updates, without the pad."""
-        for array, first, values in state_arrays(self._strategy):
-            yield self._prefix + array, first, on_host(values[: max(0, self._layout.count - first)])
+        for array, first, values in state_arrays(self.strategy):
+            yield self._prefix + array, first, on_host(values[: max(0, self.layout.count - first)])
 
     def _pieces(self):
         """Yield (array, start, values in host memory) of everything that this rank writes."""
-        for array, first, values in state_arrays(self._strategy):
+        for array, first, values in state_arrays(self.strategy):
             for start, stop in self._parts:
                 low = max(start, first)
                 high = min(stop, first + len(values))
                 if low < high:
                     yield self._prefix + array, low, on_host(values[low - first : high - first])
-        if (errors := self._strategy.errors()) is not None:
-            yield self._errors_name, 0, on_host(errors[: self._layout.count])
+        if (errors := self.strategy.errors()) is not None:
+            yield self._errors_name, 0, on_host(errors[: self.layout.count])
 
 
 def _finite(path: Path, parameters, ranges):

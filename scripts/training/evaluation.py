@@ -39,20 +39,15 @@ PLAIN = SCHEDULES["1f1b"](0, 1, 1)  # the actions of a model with one stage and 
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """A model to evaluate.
+    """A model to evaluate."""
 
-    path: of its file or folder. kernels, parameters: in the same memory, on cores or on a GPU. sequence_length: at most
-    the model's context. stride: tokens from one window of a text to the next, at most sequence_length. batch_size:
-    sequences that a rank computes at once. longest: the most tokens of a row of --hellaswag.
-    """
-
-    path: Path
-    kernels: object
+    path: Path  # of its file or folder
+    kernels: object  # in the same memory as the parameters, on cores or on a GPU
     parameters: Parameters
-    sequence_length: int
-    stride: int
-    batch_size: int
-    longest: int
+    sequence_length: int  # at most the model's context
+    stride: int  # tokens from one window of a text to the next, at most sequence_length
+    batch_size: int  # sequences that a rank computes at once
+    longest: int  # the most tokens of a row of --hellaswag
 
     @property
     def config(self):
@@ -155,16 +150,12 @@ def prepare_choices(model: EvaluatedModel, path: Path, tokenizer: str | None, wo
             part = count_correct(scorer, examples[world.rank :: world.size])
         count = len(examples)
         acc, acc_norm = (correct / count for correct in sum_everywhere(world.comm, *part))
+        errors = [math.sqrt(share * (1 - share) / count) for share in (acc, acc_norm)]
         return {
-            "acc": acc, "acc_norm": acc_norm, "acc_stderr": standard_error(acc, count),
-            "acc_norm_stderr": standard_error(acc_norm, count), "examples": count,
+            "acc": acc, "acc_norm": acc_norm, "acc_stderr": errors[0], "acc_norm_stderr": errors[1], "examples": count,
         }  # fmt: skip
 
     return measure
-
-
-def standard_error(share: float, count: int) -> float:
-    return math.sqrt(share * (1 - share) / count)
 
 
 def new_scorer(model: EvaluatedModel, world, name: str) -> Scorer:

@@ -27,8 +27,7 @@ ADVICE = "free some space or see to the disk, and start again"
 class RunFolder:
     """The run folder, which rank 0 writes. Raise UserError if it cannot be written or already holds a run.
 
-    Nothing in the folder changes before `begin`, which comes after the first step. So a start that makes no step leaves
-    the folder as it was.
+    Nothing in the folder changes before `begin`, after the first step: a start that makes no step leaves it as it was.
 
     check_lock: ends the job if another start of the run has taken the folder (RunLock.check). resumed_step: None for a
     new run, else the step after which it resumes. tensorboard: whether the log is also written to RUN/tensorboard.
@@ -68,8 +67,7 @@ class RunFolder:
     def begin(self) -> None:
         """Take the folder over for this start, which has made its first step.
 
-        On resume, cut the log after `resumed_step`, and move all earlier traces with their config.json to
-        earlier-traces/.
+        On resume, cut the log after `resumed_step`, and move earlier traces with their config.json to earlier-traces/.
         """
         config = self.path / CONFIG
         is_resumed = self._resumed_step is not None
@@ -80,10 +78,13 @@ class RunFolder:
                 self._clean_up()
             self._config["earlier"] = _earlier_runs(config) if is_resumed and config.exists() else []
             self.add_to_config()
-            if is_resumed:
-                self._shorten_log()
+            log = self.path / LOG
+            if is_resumed and log.exists():
+                lines = read_bytes(log).splitlines(keepends=True)
+                with replacing(log) as file:
+                    file.writelines(line for line in lines if _step_of(line) <= self._resumed_step)
             (self.path / SUMMARY).unlink(missing_ok=True)  # an earlier start's would say that all steps are done
-            self._log = open(self.path / LOG, "a" if is_resumed else "w", buffering=1, opener=regular)  # noqa: SIM115
+            self._log = open(log, "a" if is_resumed else "w", buffering=1, opener=regular)  # noqa: SIM115
         with file_errors(self.path / "checkpoints", ADVICE):
             (self.path / "checkpoints").mkdir(exist_ok=True)
         if self._tensorboard:
@@ -103,13 +104,6 @@ class RunFolder:
                 checkpoint.rename(_free_name(checkpoint.with_name(f"{checkpoint.name}.damaged")))
         for temporary in self.path.glob(TEMPORARY):
             temporary.unlink()
-
-    def _shorten_log(self) -> None:
-        log = self.path / LOG
-        if log.exists():
-            kept = [line for line in read_bytes(log).splitlines(keepends=True) if _step_of(line) <= self._resumed_step]
-            with replacing(log) as file:
-                file.writelines(kept)
 
     def _keep_traces(self) -> None:
         """Move the earlier traces to their own folder."""

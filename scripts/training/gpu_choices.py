@@ -19,8 +19,7 @@ ANEW = "they are timed anew, so bits may differ from the run so far"
 class GpuChoices:
     """The choices of all ranks. The constructor gives this rank's GPU the choice of the checkpoint. Collective.
 
-    device: this rank's; cores have nothing to choose. checkpoint: the one that the run resumes from. first_step: of
-    this start. checkpoints: a Checkpointing. folder: rank 0's RunFolder.
+    device: this rank's; cores have nothing to choose. checkpoint: the one that the run resumes from.
     """
 
     def __init__(self, world, device, checkpoint: Checkpoint | None, first_step: int, checkpoints, folder):

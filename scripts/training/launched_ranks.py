@@ -1,19 +1,16 @@
 """The ranks of --restarts under their launcher: start them, pass signals on, end a start that makes no progress.
 
 Some starts never end by themselves. When a host's cable is cut, Open MPI's mpirun stays after all ranks have ended.
-Nobody watches ranks that hang before their first step (dist/watch begins there), a single rank, or ranks that write the
-run's last checkpoint. So this process watches the files in the run folder:
+dist/watch watches neither a single rank, nor ranks before their first step or in the last checkpoint. So this process
+watches the files in the run folder:
 
 - A run that makes progress writes config.json after its first step, a line of its log each step, and parts of
-  checkpoints. A start that writes nothing for --restart-after seconds has failed. Nothing is written within a step, nor
-  while the run compiles, tokenizes a text or validates, so the limit must be longer than each of these. The default is
-  an hour.
+  checkpoints. A start that writes nothing for --restart-after seconds has failed. The limit must be longer than a step,
+  a validation, compiling and tokenizing.
 - Rank 0 touches the lock every two seconds while it lives, even if it hangs (lock_file.py). When that stops, the ranks
-  are gone, and after GONE_S the launcher is ended. GONE_S is six times as long as another job waits before it takes
-  over such a lock.
+  are gone, and after GONE_S the launcher is ended.
 
-Only seconds in which this process runs count, so a job that was suspended as a whole is not ended. Seconds in which the
-file system does not answer do not count.
+Only seconds in which this process runs and the file system answers count, so a job that was suspended is not ended.
 """
 
 import os
@@ -21,6 +18,7 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -37,7 +35,7 @@ CONFIG = "config.json"
 SUMMARY = "summary.json"
 WRITTEN = LOG, CONFIG, SUMMARY
 LOOK_S = 5.0
-GONE_S = 120.0
+GONE_S = 120.0  # six times as long as another job waits before it takes over a lock without a heartbeat
 TO_END_S = 60.0  # from SIGTERM to SIGKILL: srun gives its ranks SLURM's KillWait, 30 s by default
 STOOD_STILL = 124  # exit code, like that of timeout(1)
 # Requests for the end. SIGHUP comes from a terminal that is closed; under nohup it is ignored.
@@ -52,9 +50,9 @@ class LaunchedRanks:
 
     def __init__(self, launcher: str, folder: Path, limit_s: float):
         # A queue, as a second signal may interrupt the first one's handler, where an Event would deadlock.
-        self._process = None
         self._ended = SimpleQueue()
         self.has_ended = False
+        self._process = None
         self._folder = folder
         self._limit_s = limit_s
         # On SIGTERM srun kills the ranks, and Open MPI's mpirun kills its daemons; neither passes Ctrl-C on. MPICH's
@@ -68,6 +66,8 @@ class LaunchedRanks:
     def run(self, command: list[str]) -> int:
         """Start the ranks and wait for their end. Return the launcher's exit code as a shell does, or STOOD_STILL."""
         signs = SignsOfLife(self._folder, self._limit_s)
+        self._looked_at = time.monotonic()
+        self._stands_still = False
         try:
             # A new session, so that the launcher gets Ctrl-C once, and only from here.
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -75,11 +75,27 @@ class LaunchedRanks:
             end_without_mpi(f"--launcher {command[0]}: {error.strerror}: name one that is there", True)
         if self.has_ended:  # a signal came while this start was prepared
             self._process.send_signal(self._end_signal())
-        guard = Guard(self._process, signs)
+        # In a thread, as the file system may not answer. Meanwhile this process passes signals on and waits.
+        guard = Repeating(partial(self._end_if_over, signs), LOOK_S, "restarts")
         code = self._process.wait()
-        guard.stop()
+        guard.stop(LOOK_S)
         self._process = None
-        return STOOD_STILL if guard.has_ended_it else code if code >= 0 else 128 - code
+        return STOOD_STILL if self._stands_still else code if code >= 0 else 128 - code
+
+    def _end_if_over(self, signs: "SignsOfLife") -> None:
+        """End the launcher's process group if the start's signs of life are missing."""
+        process = self._process
+        passed_s = min(time.monotonic() - self._looked_at, 2 * LOOK_S)
+        self._looked_at = time.monotonic()
+        why = signs.why_over(passed_s)
+        if why and process and process.poll() is None:
+            self._stands_still = True
+            say(f"train.py: {why}: it is ended")
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(TO_END_S)
+                os.killpg(process.pid, signal.SIGKILL)
 
     def ends_within(self, seconds: float) -> bool:
         """Wait for `seconds`, or until a signal requests the end. Return whether one did."""
@@ -98,40 +114,6 @@ class LaunchedRanks:
 
     def _end_signal(self) -> int:
         return signal.SIGTERM if self._is_hydra else signal.SIGUSR2
-
-
-class Guard:
-    """A thread that watches a start's signs of life, and ends the launcher's process group when they are missing.
-
-    It is a thread because the file system may not answer. Meanwhile this process passes signals on and waits.
-    """
-
-    def __init__(self, process: subprocess.Popen, signs: "SignsOfLife"):
-        self._process = process
-        self._signs = signs
-        self._looked_at = time.monotonic()
-        self.has_ended_it = False
-        self._thread = Repeating(self._look, LOOK_S, "restarts")
-
-    def stop(self) -> None:
-        self._thread.stop(LOOK_S)
-
-    def _look(self) -> None:
-        now = time.monotonic()
-        passed_s = min(now - self._looked_at, 2 * LOOK_S)
-        self._looked_at = now
-        why = self._signs.why_over(passed_s)
-        if why and self._process.poll() is None:
-            self.has_ended_it = True
-            say(f"train.py: {why}: it is ended")
-            self._signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(TO_END_S)
-            self._signal(signal.SIGKILL)
-
-    def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
 
 
 class SignsOfLife:

@@ -2,8 +2,8 @@
 
 The lock is made by an exclusive create, which also works on NFS and Lustre. Its modification time is the holder's
 heartbeat. Others watch whether it changes, so no clocks are compared. To replace or remove the lock, a process first
-creates lock.claim, exclusively, and looks again: if the lock has changed, it gives up the claim. A rename puts the new
-lock in place, so there always is one. A holder looks at its lock before every write (run_lock.py) and ends if it has
+creates lock.claim, exclusively, and looks again: if the lock has changed, it gives up the claim. The claim contains the
+new lock, and a rename puts it in place. A holder looks at its lock before every write (run_lock.py) and ends if it has
 lost it, so whatever else happens, only the last process to take the lock writes.
 """
 
@@ -13,8 +13,8 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gpt2.errors import UserError, file_errors
@@ -24,7 +24,6 @@ LOCK = "lock.json"
 CLAIM = "lock.claim"
 FORMAT = "gpt2-mpi lock 1"
 LONGEST_FILE = 1 << 14
-LONGEST_TEXT = 200
 BEAT_S = 2.0
 OLD_S = 20.0  # without a heartbeat
 PAUSE_S = 0.1
@@ -41,6 +40,7 @@ class Lock:
     touched_ns: the file's modification time, 0 for a lock that is not in a file.
     """
 
+    format: str = FORMAT
     run: str = ""
     host: str = ""
     pid: int = 0
@@ -59,19 +59,23 @@ class Lock:
 
     def content(self) -> bytes:
         """Return the content for the lock file."""
-        facts = {"format": FORMAT} | asdict(self)
+        facts = asdict(self)
         del facts["touched_ns"]
         return f"{json.dumps(facts, indent=1)}\n".encode()
 
 
 def own_lock(supervisor: str = "") -> Lock:
     """Return a lock for this process, with a new run number."""
-    pid = os.getpid()
-    job = os.environ.get("SLURM_JOB_ID", "")
     return Lock(
-        uuid.uuid4().hex, socket.gethostname(), pid, _start_of(pid) or 0, _boot(), job if job.isalnum() else "",
-        supervisor, time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    )  # fmt: skip
+        run=uuid.uuid4().hex,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        born=_start_of(os.getpid()) or 0,
+        boot=_boot(),
+        job=os.environ.get("SLURM_JOB_ID", ""),
+        supervisor=supervisor,
+        started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    )
 
 
 def look(path: Path) -> Lock | None:
@@ -80,25 +84,15 @@ def look(path: Path) -> Lock | None:
     The file is opened each time: only then does NFS ask the server whether it has changed.
     """
     advice = "cannot read it; remove it if no run is being trained there, or choose another --out"
-    with file_errors(path, advice), suppress(FileNotFoundError), open(path, "rb", opener=_no_link) as file:
-        return _parsed(file.read(LONGEST_FILE), os.fstat(file.fileno()).st_mtime_ns)
-    return None
-
-
-def _no_link(path, flags: int) -> int:
-    return regular(path, flags | os.O_NOFOLLOW)
-
-
-def _parsed(content: bytes, touched_ns: int) -> Lock:
-    try:
-        facts = json.loads(content)
-        is_lock = facts.pop("format") == FORMAT and uuid.UUID(facts["run"]).hex == facts["run"]
-        lock = Lock(**facts, touched_ns=touched_ns)
-        is_lock &= all(type(facts[each.name]) is each.type for each in fields(Lock)[:-1]) and lock.pid > 0
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    with file_errors(path, advice), suppress(FileNotFoundError), open(path, "rb", opener=regular) as file:
+        touched_ns = os.fstat(file.fileno()).st_mtime_ns
+        with suppress(ValueError, TypeError, RecursionError):
+            lock = Lock(**json.loads(file.read(LONGEST_FILE)), touched_ns=touched_ns)
+            has_types = all(type(value) is Lock.__annotations__[name] for name, value in asdict(lock).items())
+            if has_types and lock.format == FORMAT and lock.pid > 0 and str(lock).isprintable():
+                return lock
         return Lock(touched_ns=touched_ns)
-    is_lock &= all(str(value).isprintable() and len(str(value)) <= LONGEST_TEXT for value in facts.values())
-    return lock if is_lock else Lock(touched_ns=touched_ns)
+    return None
 
 
 def is_running(lock: Lock) -> bool | None:
@@ -125,19 +119,13 @@ def _boot() -> str:
         return ""
 
 
+@dataclass(frozen=True)
 class LockFile:
-    """A lock that this process holds. Made by `take`."""
+    """A lock that this process holds. Made by `take`. new_folders: those that `take` made, the innermost first."""
 
-    def __init__(self, path: Path, lock: Lock, descriptor: int, new_folders: list[Path]):
-        self.path = path
-        self.lock = lock
-        self._descriptor = descriptor
-        self._new_folders = new_folders
-
-    def beat(self) -> None:
-        """Touch the lock."""
-        with suppress(OSError):  # the disk may be full or away for a while
-            os.utime(self._descriptor)  # the open file, so never another process's lock
+    path: Path
+    lock: Lock
+    new_folders: list[Path]
 
     def is_own(self) -> bool:
         """Return whether this process still holds the lock."""
@@ -149,12 +137,13 @@ class LockFile:
 
     def release(self) -> None:
         """Remove the lock if this process holds it, and the folders made for it if they are still empty."""
-        with suppress(OSError, UserError), _claimed(self.path, look(self.path)) as is_claimed:
-            if is_claimed and self.is_own():
+        with suppress(OSError, UserError):
+            seen = look(self.path)
+            if seen and seen.run == self.lock.run and _claim(self.path, seen, b""):
                 self.path.unlink()
-        os.close(self._descriptor)
+                self.path.with_name(CLAIM).unlink()
         with suppress(OSError):
-            for folder in self._new_folders:
+            for folder in self.new_folders:
                 folder.rmdir()
 
 
@@ -170,48 +159,41 @@ def take(folder: Path, own: Lock, anyway: bool, say: Callable[[str], None]) -> L
         # Other processes may make and remove the folder and its lock at any time.
         with file_errors(path, "choose another --out"), suppress(FileNotFoundError):
             folder.mkdir(parents=True, exist_ok=True)
-            try:
-                descriptor = _create(path, own)
-            except FileExistsError:
-                descriptor = _take_over(path, own, anyway, say)
-            if descriptor is not None:
-                return LockFile(path, own, descriptor, new_folders)
+            with suppress(FileExistsError):
+                _create(path, own.content())
+                return LockFile(path, own, new_folders)
+            if _take_over(path, own, anyway, say):
+                return LockFile(path, own, new_folders)
     raise UserError(f"{path}: other processes keep making and removing it: choose another --out")
 
 
-def _create(path: Path, own: Lock) -> int:
-    """Write a new lock file and return its descriptor. Raise OSError if it exists or writing fails."""
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
+def _create(path: Path, content: bytes) -> None:
+    """Write a new file. Raise OSError if it exists or writing fails."""
+    file = open(path, "xb")  # noqa: SIM115
     try:
-        os.write(descriptor, own.content())
-        os.close(os.dup(descriptor))  # closing a descriptor makes NFS send the content to the server
+        with file:  # closing it makes NFS send the content to the server
+            file.write(content)
     except OSError:
         path.unlink(missing_ok=True)
-        os.close(descriptor)
         raise
-    return descriptor
 
 
-def _take_over(path: Path, own: Lock, anyway: bool, say) -> int | None:
-    """Replace the lock if its holder has ended; None if the lock changes first. Raise UserError if the holder lives."""
+def _take_over(path: Path, own: Lock, anyway: bool, say) -> bool:
+    """Replace the lock if its holder has ended; False if the lock changes first. UserError: the holder lives."""
     seen = look(path)
     if seen is None:
-        return None
+        return False
     if anyway:
         why = "--take-over says so; if it still runs, it ends now"
     elif seen.supervisor == own.supervisor != "":
         why = "it is an earlier start of the same --restarts; if it still runs, it ends now"
     else:
         why = _why_gone(path, seen, say)
-    with _claimed(path, seen) as is_claimed:
-        if not is_claimed or look(path) != seen:
-            return None
-        new = path.with_name("lock.new")
-        new.unlink(missing_ok=True)  # left by a process that died here
-        descriptor = _create(new, own)
-        new.rename(path)
+    if not _claim(path, seen, own.content()):
+        return False
+    path.with_name(CLAIM).rename(path)
     say(f"{path}: taken over from {seen}: {why}")
-    return descriptor
+    return True
 
 
 def _why_gone(path: Path, seen: Lock, say) -> str:
@@ -235,23 +217,19 @@ def _why_gone(path: Path, seen: Lock, say) -> str:
     return f"it showed no life for {OLD_S:g} s"
 
 
-@contextmanager
-def _claimed(path: Path, seen: Lock | None):
-    """Claim the right to change the lock `seen`. Yield False if the lock changes first."""
+def _claim(path: Path, seen: Lock, content: bytes) -> bool:
+    """Write lock.claim, and with it get the right to change the lock `seen`. Return False if the lock changes first."""
     claim = path.with_name(CLAIM)
     end = time.monotonic() + OLD_S
-    while True:
+    while look(path) == seen:
         try:
-            os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-            break
+            _create(claim, content)
         except FileExistsError:
-            if look(path) != seen:
-                yield False
-                return
             if time.monotonic() > end:
                 claim.unlink(missing_ok=True)  # left by a process that died
             time.sleep(PAUSE_S)
-    try:
-        yield True
-    finally:
-        claim.unlink(missing_ok=True)
+            continue
+        if look(path) == seen:
+            return True
+        claim.unlink()
+    return False

@@ -2,6 +2,7 @@
 
 import math
 import resource
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from dist.waiting import gather_everywhere
@@ -13,47 +14,35 @@ GPU_ASKED_EACH = 16
 
 
 class RankReports(NamedTuple):
-    """The reports of all ranks at the end of a step, the same on every rank.
+    """The reports of all ranks at the end of a step, the same on every rank. The lists have an entry for each rank."""
 
-    loss: the mean over the global batch. request: the largest request of a signal or the clock on any rank. The other
-    fields are lists with an entry for each rank. losses: the rank's part of the loss. norms: of the gradients that the
-    rank updated with, 0 if unknown or if it skipped the step. exchange_s: seconds of exposed exchange. step_s: seconds
-    of the step so far. compute_s: seconds that its gradients took, nan for a server. pipeline_s: seconds of waiting for
-    neighbouring stages. written: see Checkpointing.written. memory_bytes: its peak host memory so far. gpu_bytes: its
-    GPU's memory in use when the rank last looked; 0 without a GPU.
-    """
-
-    loss: float
-    losses: list[float]
-    norms: list[float]
-    exchange_s: list[float]
-    step_s: list[float]
-    compute_s: list[float]
-    request: int
-    written: list[int]
-    pipeline_s: list[float] = ()
-    memory_bytes: list[float] = (0.0,)
-    gpu_bytes: list[float] = (0.0,)
+    loss: float  # the mean over the global batch
+    losses: list[float]  # the rank's part of the loss
+    norms: list[float]  # of the gradients that the rank updated with, 0 if unknown or if it skipped the step
+    exchange_s: list[float]  # seconds of exposed exchange
+    step_s: list[float]  # seconds of the step so far
+    compute_s: list[float]  # seconds that its gradients took, nan for a server
+    request: int  # the largest request of a signal or the clock on any rank
+    written: list[int]  # see Checkpointing.written
+    pipeline_s: list[float] = ()  # seconds of waiting for neighbouring stages
+    memory_bytes: list[float] = (0.0,)  # its peak host memory so far
+    gpu_bytes: list[float] = (0.0,)  # its GPU's memory in use when the rank last looked; 0 without a GPU
 
 
+@dataclass
 class MeetingPoint:
-    """Lets all ranks meet once a step, in one small all-gather.
+    """Lets all ranks meet once a step, in one small all-gather."""
 
-    worker: this rank's Worker or Server. requesters: Signals and Clock, which may request a checkpoint or the end.
-    checkpoints: a Checkpointing, which completes a checkpoint once all ranks know that all have written their parts.
-    failures: TraceFailures, to warn of failures on any rank. tracer: a Tracer, which keeps a step that took long: all
-    ranks have the same reports, so all keep the same step. device: the rank's GPU, or None.
-    """
+    comm: object
+    worker: object  # this rank's Worker or Server
+    requesters: list[Signals | Clock]  # they may request a checkpoint or the end
+    checkpoints: object  # completes a checkpoint once all ranks know that all have written their parts
+    failures: object  # TraceFailures, to warn of failures on any rank
+    tracer: object  # keeps a step that took long. All ranks have the same reports, so all keep the same step
+    device: object = None  # the rank's GPU
 
-    def __init__(self, comm, worker, requesters: list[Signals | Clock], checkpoints, failures, tracer, device=None):
-        self.comm = comm
-        self.worker = worker
-        self.requesters = requesters
-        self.checkpoints = checkpoints
-        self.failures = failures
-        self.tracer = tracer
+    def __post_init__(self):
         self.slow_steps = SlowSteps()
-        self.device = device
         self._met = 0
         self._gpu_bytes = 0
 
@@ -65,20 +54,12 @@ class MeetingPoint:
         """
         request = max(one.requested() for one in self.requesters)
         own = (loss_part, norm or 0.0, *self.worker.seconds(), request, self.checkpoints.written())
-        *told, memory, gpu, untraced = gather_everywhere(self.comm, *own, *self.memory(), self.failures.own()).T
-        losses, norms, exchange_s, compute_s, step_s, pipeline_s, requests, written = told
+        told = gather_everywhere(self.comm, *own, *self.memory(), self.failures.own()).T.tolist()
+        losses, norms, exchange_s, compute_s, step_s, pipeline_s, requests, written, memory, gpu, untraced = told
+        loss = math.fsum(losses)  # exact, so all ranks get the same bits
+        written = [int(size) for size in written]
         reports = RankReports(
-            loss=math.fsum(losses),  # exact, so all ranks get the same bits
-            losses=losses.tolist(),
-            norms=norms.tolist(),
-            exchange_s=exchange_s.tolist(),
-            step_s=step_s.tolist(),
-            compute_s=compute_s.tolist(),
-            request=int(requests.max()),
-            written=written.astype(int).tolist(),
-            pipeline_s=pipeline_s.tolist(),
-            memory_bytes=memory.tolist(),
-            gpu_bytes=gpu.tolist(),
+            loss, losses, norms, exchange_s, step_s, compute_s, int(max(requests)), written, pipeline_s, memory, gpu
         )
         self.checkpoints.settle(reports.written)
         self.failures.tell(untraced)

@@ -1,14 +1,15 @@
 """The plan of a run: everything that is decided before its parts are made. config.json and the checkpoints hold it."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from dist.probe.links import probe_links
 from dist.world import ClosedTogether, threads_per_rank
-from gpt2.config import GPT2Config
-from gpt2.data import texts
+from gpt2.data import texts, windows
+from gpt2.data.shards import open_shards
 from gpt2.data.windows import Windows
 from gpt2.errors import UserError
 from gpt2.formats.checkpoints import Checkpoint, model_facts
@@ -23,54 +24,34 @@ from scripts.settings.sequence_length import trained_positions
 from scripts.settings.split_embedding import EmbeddingExchange, plan_embedding
 from scripts.settings.training import Settings
 from scripts.training import start
-from scripts.training.data import open_data
 from scripts.training.folder import RUNS, take_run_folder
 from scripts.training.report import blas_of_ranks, warn
-from scripts.training.same_files import made_for_all
+from scripts.training.same_files import check_same_files, in_both, made_for_all
 from scripts.training.shared_model import SharedModel
+from scripts.training.state import mesh_facts
 from strategies import find
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All decisions about a run, the same on all ranks except for `threads`.
+    """All decisions about a run, the same on all ranks except for `threads`; and the objects opened to decide them."""
 
-    settings            all flags; backend, transport, strategy, overlap and op are decided, nothing is "auto"
-    folder              the run folder
-    run                 the number of this start: one launch of the job. --resume and --restarts start a run again
-    threads             of this rank
-    links               between the nodes, as they were measured
-    backend             why this backend, transport and strategy, and their hardware, for config.json
-    identity            facts that a checkpoint must share with a run that resumes from it (start.py)
-    checkpoint          the one to resume from; None for a new run
-    steps               the steps left to make, counted from 1
-    trained_positions   how many positions of the model are trained at the end
-    bucket_bytes        how many bytes --overlap exchanges at once; None without --overlap
-    embedding           how the token embedding is exchanged
-
-    And the objects opened to decide this:
-
-    shared              this rank's place among the ranks that share a model
-    make_backend        makes the backend; collective
-    train, val          windows of the data; val is None without validation data
-    """
-
-    settings: Settings
-    folder: Path
-    run: str
-    threads: int
-    links: list[dict]
-    backend: dict
-    identity: dict
-    checkpoint: Checkpoint | None
-    steps: range
-    trained_positions: int
-    bucket_bytes: int | None
-    embedding: EmbeddingExchange
-    shared: SharedModel
-    make_backend: Callable[[], object]
+    settings: Settings  # all flags; backend, transport, strategy, overlap and op are decided, nothing is "auto"
+    folder: Path  # the run folder
+    run: str  # the number of this start: one launch of the job. --resume and --restarts start a run again
+    threads: int  # of this rank
+    links: list[dict]  # between the nodes, as they were measured
+    backend: dict  # why this backend, transport and strategy, and their hardware, for config.json
+    identity: dict  # facts that a checkpoint must share with a run that resumes from it (start.py)
+    checkpoint: Checkpoint | None  # the one to resume from; None for a new run
+    steps: range  # the steps left to make, counted from 1
+    trained_positions: int  # how many positions of the model are trained at the end
+    bucket_bytes: int | None  # how many bytes --overlap exchanges at once; None without --overlap
+    embedding: EmbeddingExchange  # how the token embedding is exchanged
+    shared: SharedModel  # this rank's place among the ranks that share a model
+    make_backend: Callable[[], object]  # collective
     train: Windows
-    val: Windows | None
+    val: Windows | None  # None without validation data
 
     @property
     def global_batch(self) -> int:
@@ -107,7 +88,11 @@ def plan_run(settings, world, lock, resources: ClosedTogether) -> Plan | None:
 
     lock: a RunLock; the run folder is made and locked here, and else unchanged. resources: closed when the run ends.
     """
-    settings, config = completed(settings, world)
+    with world.together(UserError):
+        settings, config = complete(settings, world.size)
+        check_memory(settings, config, world)
+    if world.rank == 0 and (line := derived.doubtful_warmup(settings)):
+        warn(line)
     shared = SharedModel(model_cut(settings, config), config, world, resources)
     links = probe_links(world)
     threads = settings.threads or threads_per_rank(world)
@@ -150,29 +135,14 @@ def plan_run(settings, world, lock, resources: ClosedTogether) -> Plan | None:
     )
 
 
-def completed(settings, world) -> tuple[Settings, GPT2Config]:
-    """Return (complete settings, model). End the job if settings contradict or a node lacks memory. Collective."""
-    with world.together(UserError):
-        settings, config = complete(settings, world.size)
-    if world.rank == 0 and (line := derived.doubtful_warmup(settings)):
-        warn(line)
-    check_room(settings, config, world)
-    return settings, config
-
-
 def chosen_backend(settings, config, world, shared, threads: int, links: list[dict]) -> ChosenBackend:
     """Choose backend, transport and strategy. --resume keeps the former choice of auto. Collective."""
     kept = start.chosen_before(world, Path(settings.out) / "checkpoints") if settings.resume else None
     adamw = adamw_settings(settings)
     chosen = choose_backend(settings, config, shared.mesh.data_world, shared.layout, adamw, threads, links, kept)
-    check_room(chosen.settings, config, world)  # again, as now it is known which arrays are in host memory
+    with world.together(UserError):  # again, as now it is known which arrays are in host memory
+        check_memory(chosen.settings, config, world)
     return chosen
-
-
-def check_room(settings, config, world) -> None:
-    """End the job if a node lacks memory. Collective."""
-    with world.together(UserError):
-        check_memory(settings, config, world)
 
 
 def data_of(settings, vocab_size: int, world) -> tuple[Windows, Windows | None, dict]:
@@ -184,8 +154,29 @@ def data_of(settings, vocab_size: int, world) -> tuple[Windows, Windows | None, 
     if not settings.train_data:
         prepare = partial(texts.prepare, settings.text or None, settings.tokenizer, splits=settings.split_documents)
         patterns = made_for_all(world, prepare, (Path(settings.out).parent if settings.out else RUNS) / "tokens")
-    batch = global_batch(settings, world.size)
-    return open_data(world, patterns, settings.seq_len, settings.shuffle, settings.seed, batch, vocab_size)
+    return open_data(settings, patterns, global_batch(settings, world.size), vocab_size, world)
+
+
+def open_data(
+    settings, patterns: tuple[str, str | None], batch: int, vocab_size: int, world
+) -> tuple[Windows, Windows | None, dict]:
+    """Open the token shards of these patterns, and return as data_of. Collective. End the job if they are bad."""
+    with world.together(UserError):
+        train = Windows(open_shards(patterns[0]), settings.seq_len, settings.shuffle, settings.seed)
+        val = Windows(open_shards(patterns[1]), settings.seq_len) if patterns[1] else None
+    train_paths = [shard.path for shard in train.shards]
+    val_paths = [shard.path for shard in val.shards] if val else []
+    check_same_files(world, train_paths + val_paths)
+    if val and world.rank == 0:
+        with suppress(OSError):  # reading the file fails with the reason
+            if same := in_both(val_paths, train_paths):
+                more = f" and {len(same) - 1} more" if same[1:] else ""
+                warn(f"{same[0]}{more}: both training and validation data, so val loss does not show overfitting")
+    with world.together(UserError):
+        content = windows.check(train, batch, vocab_size, world.rank, world.size)
+        if val:
+            windows.check_tokens(val.shards, vocab_size, world.rank, world.size)
+    return train, val, train.facts(world.comm.allreduce(content))
 
 
 def run_identity(settings, shared: SharedModel, data: dict, ranks: int) -> dict:
@@ -201,5 +192,5 @@ def run_identity(settings, shared: SharedModel, data: dict, ranks: int) -> dict:
         "wire": settings.wire,
         **model_facts(shared.whole),
         "settings": lasting(settings, ranks),
-        **shared.facts(),
+        **mesh_facts(shared.mesh, shared.whole.config, shared.cut.layers),
     }

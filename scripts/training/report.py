@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
@@ -48,15 +49,10 @@ def run_table(used: dict, plan, world, peak) -> str:
         "run folder": str(plan.folder),
     }
     lines = [f"{name:<13} {value}" for name, value in facts.items()]
-    return "\n".join([*auto_lines(plan.backend["auto"]), *lines, "", *two_columns(used), ""])
-
-
-def auto_lines(auto: dict | None) -> list[str]:
-    """Return a line about the choice of --strategy auto, [] without auto."""
-    if auto is None:
-        return []
-    overlap = " with overlap" if auto["overlap"] else ""
-    return [f"--strategy auto takes {auto['strategy']}{overlap}: {auto['why']}"]
+    if auto := plan.backend["auto"]:
+        overlap = " with overlap" if auto["overlap"] else ""
+        lines.insert(0, f"--strategy auto takes {auto['strategy']}{overlap}: {auto['why']}")
+    return "\n".join([*lines, "", *two_columns(used), ""])
 
 
 def data_text(train: Windows, val: Windows | None, windows_read: int) -> str:
@@ -79,17 +75,12 @@ def blas_of_ranks(world) -> dict:
             kinds.append(like := facts | {"ranks": []})
         like["ranks"].append(rank)
     if world.rank == 0 and len(kinds) > 1:
-        warn(unlike_blas(kinds, world.places))
+        said = []
+        for kind in kinds:
+            ranks = rank_names([world.places[rank] for rank in kind["ranks"]])
+            said.append(f"{blas_text(kind)} on {kind['processor']} ({', '.join(kind['instructions'])}): {ranks}")
+        warn(f"the ranks multiply by unlike kernels, with other last bits and at other speeds: {'; '.join(said)}")
     return {"blas": kinds}
-
-
-def unlike_blas(kinds: list[dict], places: list[dict]) -> str:
-    """Say in a sentence which ranks have which kernels and CPUs. kinds: from blas_of_ranks."""
-    said = []
-    for kind in kinds:
-        ranks = rank_names([places[rank] for rank in kind["ranks"]])
-        said.append(f"{blas_text(kind)} on {kind['processor']} ({', '.join(kind['instructions'])}): {ranks}")
-    return f"the ranks multiply by unlike kernels, with other last bits and at other speeds: {'; '.join(said)}"
 
 
 def core_facts(backend: dict) -> dict[str, str]:
@@ -150,15 +141,15 @@ def warn(text: str) -> None:
     say(f"warning: {text}", on_stderr=True)
 
 
+@dataclass(frozen=True)
 class Ending:
-    """Ends a run. folder: rank 0's RunFolder. traces: RUN/traces, None if the run has no traces."""
+    """Ends a run."""
 
-    def __init__(self, world, folder, traces, tracer, failures: TraceFailures):
-        self.world = world
-        self.folder = folder
-        self.traces = traces
-        self.tracer = tracer
-        self.failures = failures
+    world: object
+    folder: object  # rank 0's RunFolder
+    traces: Path | None  # RUN/traces, None if the run has no traces
+    tracer: object
+    failures: TraceFailures
 
     def tell(self, step: int, ended_by: str | None, checkpoint_costs: list[dict]) -> None:
         """Write summary.json, and the clocks and links of all nodes, after the last step. Collective.

@@ -14,9 +14,8 @@ else by this process (launched_ranks.py). There is no further start
 Pauses between starts double, from FIRST_PAUSE_S on, until a start leaves a checkpoint. --minutes limits all starts
 together: each start gets the minutes that are left. Each start has a line in RUN/restarts.jsonl (docs/formats.md).
 
-Ranks of an earlier start may still run where no launcher can reach them, as behind a cut cable. They must not write
-beside the next start, so the next start takes the run's lock over: all starts have the number of this process
-(--supervisor), and the lock names it.
+Ranks of an earlier start may still run where no launcher can reach them, as behind a cut cable. So the next start takes
+the run's lock over: the lock names the number of this process (--supervisor), which all its starts have.
 
 This process does not use MPI. It passes signals on in the form that the launcher passes to its ranks.
 """
@@ -27,6 +26,7 @@ import shlex
 import sys
 import time
 import uuid
+from argparse import ArgumentParser
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -55,6 +55,9 @@ class StartResult(NamedTuple):
     step: int
     checkpoint: int
 
+    def when(self) -> str:
+        return f"after step {self.step}" if self.step else "before its first step"
+
 
 def supervise(
     restarts: int, launcher: str | None, out: str | None, limit_s: float, minutes: float, words: list[str]
@@ -67,11 +70,11 @@ def supervise(
     if problem := misused(launcher, out, os.environ):
         end_without_mpi(problem, is_first(RANKS))
     folder = Path(out)
-    starts = shlex.split(launcher)
+    program, *options = shlex.split(launcher)
     clock = Clock(0.0, minutes)
     flags = "--resume", "--end-on-stall", f"--supervisor={uuid.uuid4().hex}"
-    command = [sys.executable, str(TRAIN), *without_own_flags(words), *flags]
-    ranks = LaunchedRanks(starts[0], folder, limit_s)
+    command = [*options, sys.executable, str(TRAIN), *without_own_flags(words), *flags]
+    ranks = LaunchedRanks(program, folder, limit_s)
     earlier = []
     pause_s = FIRST_PAUSE_S
     for left in reversed(range(restarts + 1)):
@@ -79,7 +82,7 @@ def supervise(
         newest = newest_step(folder)
         summary = written_at(folder, SUMMARY)
         log = written_at(folder, LOG)
-        code = ranks.run([starts[0], *without_lost_nodes(starts[0]), *starts[1:], *command, *minutes_left(clock)])
+        code = ranks.run([program, *without_lost_nodes(program), *command, *minutes_left(clock)])
         is_done = code == 0 and written_at(folder, SUMMARY) != summary
         after = StartResult(last_step(folder) if written_at(folder, LOG) != log else 0, newest_step(folder))
         pause_s = FIRST_PAUSE_S if after.checkpoint > newest else pause_s
@@ -87,13 +90,13 @@ def supervise(
         why = why_it_ends(code, is_done, ranks.has_ended, earlier, after, left, is_late)
         keep(folder, {"began": begun, "ended": time.time(), "code": code, **after._asdict(), "ends": why})
         if why is not None:
-            say(f"{TRAIN.name}: {why}")
+            say(f"train.py: {why}")
             return code if is_done or code else INTERRUPTED if ranks.has_ended else 1
         where = f"the checkpoint of step {after.checkpoint}" if after.checkpoint else "the beginning"
-        ended = f"the ranks ended with code {code} {when(after)}"
-        say(f"{TRAIN.name}: {ended}: they start again in {pause_s:.0f} s, from {where}")
+        ended = f"the ranks ended with code {code} {after.when()}"
+        say(f"train.py: {ended}: they start again in {pause_s:.0f} s, from {where}")
         if ranks.ends_within(pause_s):
-            say(f"{TRAIN.name}: a signal ended the run {when(after)}: {GOES_ON}")
+            say(f"train.py: a signal ended the run {after.when()}: {GOES_ON}")
             return INTERRUPTED
         earlier.append(after)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -125,7 +128,7 @@ def why_it_ends(
     if is_done:
         return "the run has ended well"
     if was_asked or code in ASKED:
-        return f"a signal ended the run {when(after)}: {GOES_ON}"
+        return f"a signal ended the run {after.when()}: {GOES_ON}"
     if code == USER_MISTAKE:
         return "no restart after exit code 2, which means a mistake in the command: see the error above"
     # A start without a step says nothing about the step at which others fail, so only the others are compared.
@@ -133,30 +136,20 @@ def why_it_ends(
     if not after.step:  # if the run has made steps before, a host or the network is away, and may come back
         alike = earlier if not alike and not after.checkpoint else []
     if alike[-1:] == [after]:
-        return f"the run has failed twice {when(after)}, with no checkpoint in between: look there, no restart helps"
+        return f"the run has failed twice {after.when()}, with no checkpoint in between: look there, no restart helps"
     if is_late:
-        return f"the run has failed {when(after)}, and --minutes end before another start: {GOES_ON}"
+        return f"the run has failed {after.when()}, and --minutes end before another start: {GOES_ON}"
     if not left:
-        return f"the run has failed {when(after)}, and no restarts are left: raise --restarts"
+        return f"the run has failed {after.when()}, and no restarts are left: raise --restarts"
     return None
-
-
-def when(ended: StartResult) -> str:
-    return f"after step {ended.step}" if ended.step else "before its first step"
 
 
 def without_own_flags(words: list[str]) -> list[str]:
     """Return the words of a command line without OWN_FLAGS and their values."""
-    kept = []
-    skip = False
-    for word in words:
-        if skip:
-            skip = False
-        elif word in OWN_FLAGS:
-            skip = True
-        elif not word.startswith(tuple(f"{flag}=" for flag in OWN_FLAGS)):
-            kept.append(word)
-    return kept
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in OWN_FLAGS:
+        parser.add_argument(flag)
+    return parser.parse_known_args(words)[1]
 
 
 def minutes_left(clock: Clock) -> list[str]:
@@ -168,7 +161,8 @@ def minutes_left(clock: Clock) -> list[str]:
 def newest_step(folder: Path) -> int:
     """Return the step of the newest complete checkpoint; 0 if there is none, or on an error of the file system."""
     with suppress(OSError):
-        return next((int(path.name.removeprefix("step-")) for path in newest_first(folder / "checkpoints")), 0)
+        for path in newest_first(folder / "checkpoints"):
+            return int(path.name.removeprefix("step-"))
     return 0
 
 
@@ -177,14 +171,8 @@ def last_step(folder: Path) -> int:
     with suppress(OSError, ValueError, KeyError, TypeError), open(folder / LOG, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - LINE_BYTES))
         step = json.loads(file.read().rpartition(b"\n")[0].rpartition(b"\n")[2])["step"]
-        return step if step > resumed_step(folder) else 0
-    return 0
-
-
-def resumed_step(folder: Path) -> int:
-    """Return the step after which the newest start with a config.json resumed; 0 from the beginning."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return json.loads((folder / CONFIG).read_bytes())["resumed_step"] or 0
+        resumed = json.loads((folder / CONFIG).read_bytes())["resumed_step"] or 0
+        return step if step > resumed else 0
     return 0
 
 

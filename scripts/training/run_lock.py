@@ -53,17 +53,13 @@ class RunLock:
         anyway: take it over from its holder (--take-over). If taking fails, or a node does not see the lock, the job
         ends with one line.
         """
-        problem = None
-        try:
-            if self._world.rank == 0:
-                self._file = take(folder, own_lock(self._supervisor), anyway, self._world.print)
-                self._heartbeat = Repeating(self._beat, BEAT_S, "run lock")
-        except UserError as error:
-            problem = error
-        barrier(self._world.comm)  # sleeps while rank 0 watches another holder
         with self._world.together(UserError):
-            if problem:
-                raise problem
+            try:
+                if self._world.rank == 0:
+                    self._file = take(folder, own_lock(self._supervisor), anyway, self._world.print)
+                    self._heartbeat = Repeating(self._beat, BEAT_S, "run lock")
+            finally:
+                barrier(self._world.comm)  # sleeps while rank 0 watches another holder
         self.run = self._world.comm.bcast(self._file.lock.run if self._file else None)
         if self._world.node_count > 1:
             self._check_all_nodes_see_it(folder)
@@ -78,19 +74,19 @@ class RunLock:
         with suppress(UserError):
             if seen := look(file.path):
                 what = f"the run was taken over by {seen}"
-        where = f"rank {self._world.rank} of {self._world.size} on {self._world.host}"
+        where = f"rank 0 of {self._world.size} on {self._world.host}"
         text = f"error: {file.path}: {what}: this job ends, and writes nothing more there ({where})\n"
         self._end(self._world.comm, text, USER_MISTAKE)
 
     def _beat(self) -> None:
-        self._file.beat()
         self.check()
+        with suppress(OSError):  # the disk may be full or away for a while
+            os.utime(self._file.path)
 
     def _check_all_nodes_see_it(self, folder: Path) -> None:
         """End the job if a node does not see the lock: its part of each checkpoint would stay on a local disk."""
         world = self._world
-        sees = world.local_rank > 0 or _sees(folder, self.run)
-        seen = gather_everywhere(world.comm, sees)[:, 0]
+        seen = gather_everywhere(world.comm, world.local_rank > 0 or _sees(folder, self.run))[:, 0]
         if blind := [place["host"] for place, sees in zip(world.places, seen, strict=True) if not sees]:
             end_with_one_line(
                 world.comm,
@@ -99,15 +95,13 @@ class RunLock:
             )
 
 
-def _sees(folder: Path, number: str) -> bool:
-    """Return whether a lock with this run number shows up in the folder within SEEN_WITHIN_S."""
+def _sees(folder: Path, run: str) -> bool:
+    """Return whether the lock of this start shows up in the folder within SEEN_WITHIN_S."""
     end = time.monotonic() + SEEN_WITHIN_S
-    while True:
+    while time.monotonic() < end:
         with suppress(OSError, UserError):
             os.listdir(folder)  # makes NFS ask the server for new files
-            seen = look(folder / LOCK)
-            if seen and seen.run == number:
+            if (seen := look(folder / LOCK)) and seen.run == run:
                 return True
-        if time.monotonic() > end:
-            return False
         time.sleep(PAUSE_S)
+    return False

@@ -107,15 +107,14 @@ def fingerprints(paths: list[Path]) -> list[tuple[str, int, str]]:
     to 2 MiB is read completely. In larger files, differences between the blocks are not seen.
     """
     samples = max(FEWEST_SAMPLES, SAMPLES // max(1, len(paths)))
-    return [(str(path), *_fingerprint(path, samples)) for path in paths]
-
-
-def _fingerprint(path: Path, samples: int) -> tuple[int, str]:
-    digest = hashlib.blake2b(digest_size=8)
-    with open(path, "rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        count = min(samples, max(2, -(-size // SAMPLE_BYTES)))
-        last = max(0, size - SAMPLE_BYTES)
-        for number in range(count):
-            digest.update(os.pread(file.fileno(), SAMPLE_BYTES, last * number // (count - 1)))
-    return size, digest.hexdigest()
+    found = []
+    for path in paths:
+        digest = hashlib.blake2b(digest_size=8)
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            count = min(samples, max(2, -(-size // SAMPLE_BYTES)))
+            last = max(0, size - SAMPLE_BYTES)
+            for number in range(count):
+                digest.update(os.pread(file.fileno(), SAMPLE_BYTES, last * number // (count - 1)))
+        found.append((str(path), size, digest.hexdigest()))
+    return found

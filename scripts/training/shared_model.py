@@ -17,7 +17,7 @@ from gpt2.parameters import Layout, Parameters
 from scripts.backends.partners import Partners
 from scripts.settings.model_parallel import ModelCut
 from scripts.training.model_sync import ModelSync
-from scripts.training.state import mesh_facts, shares_model
+from scripts.training.state import shares_model
 from scripts.training.worker import NoStageLinks, Server, Worker
 
 SHARD_MULTIPLE = 16  # elements, 64 bytes: the range that a rank owns begins on a cache line
@@ -46,7 +46,7 @@ class SharedModel:
     """A rank's place among the ranks that share a model. Collective.
 
     mesh: see dist/mesh.py. whole, layout: the whole model's, and this rank's model shard's. stages: the stage of each
-    rank. parts, stage_links: the partners, after `meet_partners`. resources: closes them.
+    rank. parts, stage_links: the partners, after `meet_partners`; None without any. resources: closes them.
     """
 
     def __init__(self, cut: ModelCut, config: GPT2Config, world: World, resources):
@@ -64,12 +64,8 @@ class SharedModel:
         self.stages = [place["stage"] for place in self.mesh.coordinates]
         self.actions = cut.actions(self.mesh.stage)
         self.in_flight = cut.in_flight(self.mesh.stage)
-        self.parts = ONE_SHARD
-        self.stage_links = NoStageLinks()
-
-    def facts(self) -> dict:
-        """Return the facts for checkpoints about how ranks share a model."""
-        return mesh_facts(self.mesh, self.whole.config, self.cut.layers)
+        self.parts = None
+        self.stage_links = None
 
     def identity(self) -> dict:
         """Return the facts for a rank's traces about its place; {} if it has a whole model."""
@@ -101,15 +97,7 @@ class SharedModel:
         if mesh.tensor > 1:
             self.parts = partners.new_parts(mesh.shards_world, C * max(rows, REPLICATED_VECTORS))
         if mesh.pipeline > 1:
-            parts = self.parts if mesh.tensor > 1 else None
-            self.stage_links = partners.new_links(mesh.stages_world, (rows, C), parts)
-
-    def views(self, backend) -> tuple[Parameters, Parameters]:
-        """Return views of the model's parameters and gradients, with room for tensors that other ranks own."""
-        flats = (backend.model.parameters, backend.model.gradients)
-        count = self.layout.replicated_size
-        rooms = (backend.kernels.empty((count,), flats[0].dtype) if count else None for _ in range(2))
-        return tuple(Parameters(self.layout, *pair) for pair in zip(flats, rooms, strict=True))
+            self.stage_links = partners.new_links(mesh.stages_world, (rows, C), self.parts)
 
     def new_worker(
         self, backend, strategy, batch_size: int, length: int, overlap: bool, train, val, tracer, lookup=None
@@ -118,8 +106,13 @@ class SharedModel:
 
         train, val: Windows. lookup: the model's.
         """
-        views = self.views(backend)
-        strategy = self.synchronizing(strategy, backend.kernels, views)
+        flats = (backend.model.parameters, backend.model.gradients)
+        count = self.layout.replicated_size
+        rooms = [backend.kernels.empty((count,), flats[0].dtype) if count else None for _ in flats]  # others own them
+        views = [Parameters(self.layout, flat, room) for flat, room in zip(flats, rooms, strict=True)]
+        if shares_model(self.mesh):
+            synchronized = self.parts, self.stage_links
+            strategy = ModelSync(strategy, backend.kernels, *views, *synchronized, self.cut.micro_steps)
         if strategy.worker is None:
             return strategy, Server()
         # Overlapped exchanges, and messages between stages, make progress between two kernels.
@@ -129,17 +122,10 @@ class SharedModel:
             kernels.device.meanwhile = strategy.progress
         if shares_model(self.mesh):
             options = {"before_use": strategy.before_use, "in_flight": self.in_flight}
-            model = ParallelGPT2(kernels, *views, batch_size, length, self.parts, **options)
+            model = ParallelGPT2(kernels, *views, batch_size, length, self.parts or ONE_SHARD, **options)
         else:
             model = GPT2(kernels, *views, batch_size, length, strategy.before_use, self.in_flight, lookup)
         place = (strategy.worker, strategy.workers)
         keeps = strategy.traits.keeps_gradients
-        return strategy, Worker(model, train, val, self.actions, *place, tracer, keeps, self.stage_links)
-
-    def synchronizing(self, strategy, kernels, views: tuple[Parameters, Parameters]):
-        """Wrap the strategy in a ModelSync if several ranks share the model."""
-        if not shares_model(self.mesh):
-            return strategy
-        parts = self.parts if self.mesh.tensor > 1 else None
-        stage_links = self.stage_links if self.mesh.pipeline > 1 else None
-        return ModelSync(strategy, kernels, *views, parts, stage_links, self.cut.micro_steps)
+        links = self.stage_links or NoStageLinks()
+        return strategy, Worker(model, train, val, self.actions, *place, tracer, keeps, links)

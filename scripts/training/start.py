@@ -16,35 +16,20 @@ from scripts.training.changes import changed_settings
 from scripts.training.folder import confirm_summary
 from scripts.training.report import warn
 from scripts.training.same_files import check_same_files, found_for_all
-from scripts.training.state import errors_name, is_errors_name, is_on_gpu, state_arrays
-
-
-def fill_parameters(
-    parameters: Parameters, buffers, checkpoint: Checkpoint | None, init: str | Path, seed: int
-) -> None:
-    """Fill the parameters in host memory: from a checkpoint, from init (a file or a run), or at random.
-
-    buffers: the strategy's. They process each range as soon as it is filled (buffers.filled). Raise UserError if the
-    file does not fit or is damaged.
-    """
-    if not buffers.fills_parameters:
-        pass  # the ranks of the node share parameters, and another rank fills them
-    elif checkpoint:
-        checkpoint.read_parameters(parameters, buffers.filled)
-    elif init == "random":
-        initialize(parameters, seed, buffers.filled)
-    else:
-        weights.read_parameters(init, parameters, buffers.filled)
+from scripts.training.state import errors_name, state_arrays
 
 
 def first_parameters(
     init: str, seed: int, seq_len: int, backend, layout, checkpoint: Checkpoint | None, world
 ) -> Parameters:
-    """Fill the parameters of backend, strategy and model. Return the parameters in host memory. Collective.
+    """Fill the parameters of backend, strategy and model: from a checkpoint, from a file or run, or at random.
 
-    Rank 0 warns if sequences of seq_len tokens use positions that are untrained in the file of --init.
+    Return the parameters in host memory. Collective. init: --init. The backend's buffers process each range as soon as
+    it is filled. Rank 0 warns if sequences of seq_len tokens use positions that are untrained in the file. End the job
+    if the file does not fit or is damaged.
     """
     parameters = Parameters(layout, backend.host_parameters)
+    buffers = backend.buffers
     if init != "random" and not checkpoint:
         init = found_for_all(world, Path(init))
         with world.together(UserError):
@@ -54,7 +39,14 @@ def first_parameters(
             warn(untrained)
         check_same_files(world, files)
     with world.together(UserError):
-        fill_parameters(parameters, backend.buffers, checkpoint, init, seed)
+        if not buffers.fills_parameters:
+            pass  # the ranks of the node share parameters, and another rank fills them
+        elif checkpoint:
+            checkpoint.read_parameters(parameters, buffers.filled)
+        elif init == "random":
+            initialize(parameters, seed, buffers.filled)
+        else:
+            weights.read_parameters(init, parameters, buffers.filled)
     return parameters
 
 
@@ -103,20 +95,17 @@ def find_and_check(world, out: Path, facts: dict, typed, steps: int) -> Checkpoi
     whole run. End the job with one line if the checkpoint belongs to another run.
     """
     checkpoint = find_checkpoint(world, out / "checkpoints")
-    changes = ""
-    is_done = checkpoint is not None and checkpoint.step >= steps
+    text = "holds no checkpoint: the run begins"
     with world.together(UserError):
         if checkpoint:
             check_same_run(checkpoint, facts)
-            if world.rank == 0:
-                changes = changed_settings(checkpoint, facts["settings"], typed, steps)
-                if is_done:
+            changes = changed_settings(checkpoint, facts["settings"], typed, steps)
+            text = f"goes on from step {checkpoint.step}{changes and f'; {changes}'}"
+            if checkpoint.step >= steps:
+                text = f"has made {checkpoint.step} steps of {steps}: nothing is left to do; --steps makes more"
+                if world.rank == 0:
                     confirm_summary(out)
-    if is_done:
-        world.print(f"{out} has made {checkpoint.step} steps of {steps}: nothing is left to do; --steps makes more")
-        return checkpoint
-    begins = f"goes on from step {checkpoint.step}" if checkpoint else "holds no checkpoint: the run begins"
-    world.print(f"{out} {begins}{changes and f'; {changes}'}")
+    world.print(f"{out} {text}")
     return checkpoint
 
 
@@ -129,7 +118,7 @@ def check_same_run(checkpoint: Checkpoint, facts: dict) -> None:
         "data": "the training data",
     }  # fmt: skip
     for name, flag in flags.items():
-        found = checkpoint.facts[name]
+        found = checkpoint.facts.get(name)
         wanted = facts[name]
         if found != wanted and not (name == "seed" and not facts["shuffle"]):
             raise UserError(
@@ -162,14 +151,15 @@ def restore(checkpoint: Checkpoint, strategy, layout, facts: dict, world, mesh=N
             if exchanges_alike(checkpoint, facts):
                 if name in checkpoint.arrays:
                     _fill(errors, checkpoint, name, 0, layout)
-            elif any(map(is_errors_name, checkpoint.arrays)):
+            elif any("errors_" in array for array in checkpoint.arrays):
                 world.print("error feedback begins anew: the checkpoint's belongs to other ranks or another strategy")
     strategy.resumed()
 
 
 def _fill(values, checkpoint: Checkpoint, array: str, start: int, layout) -> None:
     """Fill values (n,) float32, in host memory or on a GPU, from a checkpoint's array, beginning at element `start`."""
-    host = np.empty(len(values), np.float32) if is_on_gpu(values) else values
+    is_on_gpu = hasattr(values, "set")
+    host = np.empty(len(values), np.float32) if is_on_gpu else values
     checkpoint.read(array, start, host, layout)
-    if is_on_gpu(values):
+    if is_on_gpu:
         values.set(host)

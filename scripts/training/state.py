@@ -15,23 +15,14 @@ def state_arrays(strategy):
             yield "v", start, v
 
 
-def is_on_gpu(array) -> bool:
-    """Return whether an array is CuPy's, not NumPy's."""
-    return hasattr(array, "get")
-
-
 def on_host(array):
     """Return the array itself, or a host copy of a GPU array."""
-    return array.get() if is_on_gpu(array) else array
+    return array.get() if hasattr(array, "get") else array
 
 
 def errors_name(rank: int, mesh=None) -> str:
     """Return the name of a rank's error feedback in a checkpoint. Each rank has different errors."""
     return f"{prefix_of(mesh)}errors_{rank}"
-
-
-def is_errors_name(array: str) -> bool:
-    return "errors_" in array
 
 
 def shares_model(mesh) -> bool:

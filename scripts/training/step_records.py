@@ -1,6 +1,7 @@
 """The record of each step for log.jsonl, and the progress lines on the terminal."""
 
 import time
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,18 +14,16 @@ WARM_UP_STEPS = 2  # in these steps caches and compilers differ, not ranks
 MEMORY_GROWTH = 1.01  # smaller growth is not logged
 
 
+@dataclass
 class StepRecords:
-    """Makes the records of log.jsonl. tokens: of all workers in a step. peak: a PeakRate. stages: the pipeline stage of
-    each rank; all 0 without a pipeline.
-    """
+    """Makes the records of log.jsonl."""
 
-    def __init__(self, tokens: int, flops_per_token: float, peak, stages: list[int]):
-        self.tokens = tokens
-        self.flops_per_token = flops_per_token
-        self.peak = peak
-        self.fastest = 0.0  # the most model FLOPs per second of a step so far
-        self.stages = stages
-        self._noted = {}
+    tokens: int  # of all workers in a step
+    flops_per_token: float
+    peak: object  # a PeakRate
+    stages: list[int]  # the pipeline stage of each rank; all 0 without a pipeline
+    fastest: float = 0.0  # the most model FLOPs per second of a step so far
+    _noted: dict[str, int] = field(default_factory=dict)
 
     def of_step(self, step: int, reports: RankReports, norm, lr: float, step_s: float, skipped: bool) -> dict:
         """Return the step's record. norm: of the gradients before clipping, or None. skipped: nothing was updated."""
@@ -90,24 +89,18 @@ class ProgressLines:
     """Rank 0 prints a line every `every` steps; None: a line a step, but at most one a second.
 
     The first step, the last step and validated steps always get a line. A line names a rank that was clearly slower
-    than the others since the last line.
-
-    places: World.places. stages: see `slowest`. job_end: when the job reaches its time limit, in seconds since 1970;
-    None if unknown. left_s(): seconds until --minutes end the run; None without a limit.
+    than the others since the last line. places: World.places. stages: see `slowest`.
     """
 
-    def __init__(
-        self, last_step: int, print_line, places: list[dict], stages: list[int], every: int | None = None,
-        job_end: float | None = None, left_s=lambda: None,
-    ):  # fmt: skip
-        self.last_step = last_step
+    def __init__(self, pace: "Pace", print_line, places: list[dict], stages: list[int], every: int | None = None):
+        self.pace = pace
+        self.last_step = pace.last_step
         self.print_line = print_line
         self.places = places
         self.printed_at = 0.0
         self.compute_s = []
         self.stages = stages
         self.every = every
-        self.pace = Pace(last_step, job_end, left_s)
 
     def step(self, record: dict, compute_s: list[float]) -> None:
         """Print a line if one is due. record: with "val_loss" after a validation. compute_s: see `slowest`."""
@@ -124,9 +117,8 @@ class ProgressLines:
         skipped = "  SKIPPED, the norm stands out" if "skipped" in record else ""
         mfu = f"  MFU {mfu_text(record['mfu'], 'peak_underestimated' in record)}" if "mfu" in record else ""
         exchange = record["exposed_exchange_s"] / record["step_s"]
-        pipeline = (
-            f"  pipeline {record['pipeline_wait_s'] / record['step_s']:.0%}" if "pipeline_wait_s" in record else ""
-        )
+        waits = record.get("pipeline_wait_s")
+        pipeline = "" if waits is None else f"  pipeline {waits / record['step_s']:.0%}"
         self.print_line(
             f"{step}  loss {record['loss']:#.5g}  norm {record['grad_norm']:.2f}  lr {record['lr']:.1e}  "
             f"{short_ms(1e3 * record['step_s'], 4)} ms  {record['tokens_per_s']:,.0f} tok/s{mfu}  "
@@ -148,11 +140,12 @@ class ProgressLines:
 class Pace:
     """Estimates the time of the remaining steps, and whether they end before the job's time limit.
 
-    last_step, job_end, left_s: see ProgressLines.
+    job_end: when the job reaches its time limit, in seconds since 1970; None if unknown. left_s(): seconds until
+    --minutes end the run; None without a limit.
     """
 
     def __init__(self, last_step: int, job_end: float | None = None, left_s=lambda: None):
-        self._last_step = last_step
+        self.last_step = last_step
         self._job_end = job_end
         self._left_s = left_s
         self._begun = time.monotonic()
@@ -171,14 +164,12 @@ class Pace:
             self._warm_at = now
             limit = "" if self._job_end is None else f", job's limit in {duration_text(self._job_end - time.time())}"
             return passed + limit
-        left_s = (self._last_step - step) * (now - self._warm_at) / (self._made - WARM_UP_STEPS)
+        left_s = (self.last_step - step) * (now - self._warm_at) / (self._made - WARM_UP_STEPS)
         if (limit_s := self._left_s()) is not None:
             left_s = min(left_s, limit_s)
-        return f"{passed}, {duration_text(left_s)} left{self._late(left_s)}" if step < self._last_step else passed
-
-    def _late(self, left_s: float) -> str:
+        text = f"{passed}, {duration_text(left_s)} left"
         late_s = 0.0 if self._job_end is None else left_s - (self._job_end - time.time())
-        if late_s <= 0:
-            return ""
-        late = f"{late_s / 60:.0f} min" if late_s < 2 * 3600 else f"{late_s / 3600:.0f} h"
-        return f", ends {late} after the job's limit"
+        if late_s > 0:
+            late = f"{late_s / 60:.0f} min" if late_s < 2 * 3600 else f"{late_s / 3600:.0f} h"
+            text += f", ends {late} after the job's limit"
+        return text if step < self.last_step else passed

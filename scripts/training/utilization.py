@@ -26,14 +26,10 @@ PERIOD_S = 0.012
 
 @dataclass(frozen=True)
 class PeakRate:
-    """The peak rate of the ranks.
+    """The peak rate of the ranks."""
 
-    tflops: for each rank 10**12 operations a second, None if the rank computes nothing; None as a whole if the rate of
-    one rank is unknown. source: where the rates come from, or why they are unknown.
-    """
-
-    tflops: list[float | None] | None
-    source: str
+    tflops: list[float | None] | None  # of each rank, None if it computes nothing; None as a whole if one is unknown
+    source: str  # where the rates come from, or why they are unknown
 
     @property
     def flops(self) -> float | None:
@@ -111,7 +107,12 @@ def product_rates(cores) -> np.ndarray:
 
     def multiply(thread, _):
         dtype = cores.operand_dtype or np.float32
-        factors = [_factors(np.random.default_rng(thread), dtype, *shape) for shape in SHAPES]
+        random = np.random.default_rng(thread)
+        factors = []
+        for rows, inputs, outputs in SHAPES:
+            a = random.standard_normal((rows, inputs), np.float32).astype(dtype)
+            b = random.standard_normal((inputs, outputs), np.float32).astype(dtype)
+            factors.append((a, b, np.zeros((rows, outputs), np.float32)))
         for a, b, out in factors:
             cores.matmul(a, b, out)  # the first product of each shape may be compiled
         now = begun = time.perf_counter()
@@ -129,9 +130,3 @@ def product_rates(cores) -> np.ndarray:
 
     cores.for_blocks(cores.threads, 1, multiply)
     return rates.sum(axis=0)
-
-
-def _factors(random, dtype, rows: int, inputs: int, outputs: int) -> tuple:
-    """Return a, b of this dtype, and an array for a @ b."""
-    a, b = (random.standard_normal(shape, np.float32).astype(dtype) for shape in ((rows, inputs), (inputs, outputs)))
-    return a, b, np.zeros((rows, outputs), np.float32)

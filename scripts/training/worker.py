@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,6 +24,7 @@ class NoStageLinks:
         """Wait until everything has been sent."""
 
 
+@dataclass
 class Worker:
     """Worker number `worker` of `workers`. It computes a contiguous part of every global batch, in microbatches of B.
 
@@ -30,39 +32,28 @@ class Worker:
     uses, and thus the loss curve. The first microbatch writes the gradients and the others add to them. Without
     keeps_gradients each microbatch writes, because the strategy takes the gradients away.
 
-    actions: of the worker in a step (gpt2/pipeline.py). stage_links: to neighbouring pipeline stages. The ranks that
-    share a model are one worker: each reads the worker's windows, and the first tensor-parallel rank of the last stage
-    counts the losses. If the model has a lookup, it learns which tokens this step and the next one look up.
+    The ranks that share a model are one worker: each reads the worker's windows, and the first tensor-parallel rank of
+    the last stage counts the losses. If the model has a lookup, it learns which tokens this step and the next look up.
     """
 
-    def __init__(
-        self,
-        model: GPT2,
-        train: Windows,
-        val: Windows | None,
-        actions: Actions,
-        worker: int,
-        workers: int,
-        tracer,
-        keeps_gradients: bool = True,
-        stage_links=None,
-    ):
-        self.model = model
-        self.train = train
-        self.val = val
-        self.tracer = tracer
-        self.actions = actions
-        self.worker = worker
-        self.workers = workers
-        self.keeps_gradients = keeps_gradients
-        self.stage_links = stage_links or NoStageLinks()
-        self.micro_steps = len(actions) // 2  # a forward and a backward each
-        self.global_batch = model.batch_size * self.micro_steps * workers
-        self.scale = 1.0 / (self.global_batch * model.sequence_length)
-        shape = (len(model.kept), model.batch_size, model.sequence_length)
+    model: GPT2
+    train: Windows
+    val: Windows | None
+    actions: Actions  # of the worker in a step (gpt2/pipeline.py)
+    worker: int
+    workers: int
+    tracer: object
+    keeps_gradients: bool = True
+    stage_links: object = field(default_factory=NoStageLinks)  # to neighbouring pipeline stages
+
+    def __post_init__(self):
+        self.micro_steps = len(self.actions) // 2  # a forward and a backward each
+        self.global_batch = self.model.batch_size * self.micro_steps * self.workers
+        self.scale = 1.0 / (self.global_batch * self.model.sequence_length)
+        shape = (len(self.model.kept), self.model.batch_size, self.model.sequence_length)
         self.inputs = np.empty(shape, np.int32)
         self.targets = np.empty(shape, np.int32)
-        self.counts_losses = model.shard.is_last and model.shard.tp_rank == 0
+        self.counts_losses = self.model.shard.is_last and self.model.shard.tp_rank == 0
 
     def forward_backward(self, step: int, gradients_final) -> float:
         """Compute a step's gradients into the model's gradient buffer. Return this rank's part of the mean loss.

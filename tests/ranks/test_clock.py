@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dist.world import start_world
 from gpt2.formats.checkpoints import newest_first
 from scripts.training import plan, signals
 from tests.support.in_process import log, train
@@ -30,8 +31,6 @@ def ticking(monkeypatch):
 @pytest.mark.ranks(2)
 @pytest.mark.usefixtures("ticking")
 def test_minutes_end_a_run_with_a_checkpoint_and_it_goes_on(comm, shared_path, capsys):
-    from dist.world import start_world
-
     world, run = start_world(), shared_path / "run"
     flags = [*SMALL, "--lr", 1e-2, "--lr-steps", 50, "--minutes", 0.02]
     train(world, run, "--steps", 10**6, *flags, code=0)
@@ -48,8 +47,6 @@ def test_minutes_end_a_run_with_a_checkpoint_and_it_goes_on(comm, shared_path, c
 
 @pytest.mark.ranks(2)
 def test_minutes_count_while_a_text_is_tokenized(comm, shared_path, monkeypatch):
-    from dist.world import start_world
-
     def slowly(*arguments):
         time.sleep(3.0)
         return open_data(*arguments)
@@ -64,8 +61,6 @@ def test_minutes_count_while_a_text_is_tokenized(comm, shared_path, monkeypatch)
 @pytest.mark.ranks(2)
 @pytest.mark.usefixtures("ticking")
 def test_checkpoints_by_time_beside_those_by_steps(comm, shared_path):
-    from dist.world import start_world
-
     world, run = start_world(), shared_path / "run"
     train(world, run, *SMALL, "--steps", 10**6, "--minutes", 0.03, "--checkpoint-minutes", 0.004, "--keep", 99, code=0)
     found = checkpoints(run)
@@ -74,8 +69,6 @@ def test_checkpoints_by_time_beside_those_by_steps(comm, shared_path):
 
 @pytest.mark.ranks(2)
 def test_tokens_settle_the_steps(comm, shared_path):
-    from dist.world import start_world
-
     run = shared_path / "run"
     train(start_world(), run, *SMALL, "--tokens", 100, code=0)
     assert [line["tokens"] for line in log(run)] == [16 * step for step in range(1, 8)]

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from dist.world import start_world
 from gpt2.config import GPT2Config
 from gpt2.data.shards import write_shard
 from gpt2.errors import UserError
@@ -19,6 +20,9 @@ from gpt2.inference.evaluation_choices import check_examples, read_examples
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
 from gpt2.parameters import Layout, Parameters, no_hook
+from scripts import evaluate, export
+from scripts.training import evaluation
+from scripts.training import start as first_state
 from tests.support.in_process import ROOT, log, train
 from tests.support.launch import launch
 from tests.support.logits import logits_of
@@ -147,9 +151,6 @@ def files(tmp_path_factory):
 @pytest.mark.ranks(1, 2, 3)
 def test_all_three_evaluations(comm, files, shared_path, capsys):
     """By scripts/evaluate.py; the number of ranks changes nothing but rounding."""
-    from dist.world import start_world
-    from scripts import evaluate
-
     folder, expected = files
     data = {"--val-data": "tokens_val_*.bin", "--text": "texts", "--hellaswag": "choices.bin"}
     flags = [part for flag, name in data.items() for part in (flag, folder / name)]
@@ -200,9 +201,6 @@ def confident(tmp_path_factory):
 @pytest.mark.ranks(1, 2, 3, 4)
 def test_losses_over_a_large_vocabulary(comm, confident, shared_path):
     """As evaluate.py and train.py say them, with 1 to 3 threads: float64's, within 1e-5."""
-    from dist.world import start_world
-    from scripts import evaluate
-
     folder, expected = confident
     val, more = ["--val-data", folder / "tokens.bin"], ["--seq-len", 16, "--backend", "numpy"]
     found = {}
@@ -316,8 +314,6 @@ def test_examples_that_the_model_cannot_read(tmp_path):
 @pytest.mark.ranks(2)
 def test_a_run_is_evaluated_as_it_was_trained(comm, files, shared_path, capsys):
     """Sequences of 16 of its 40 positions; a run that begins with it has those of both."""
-    from dist.world import start_world
-    from scripts import evaluate, export
 
     def evaluated(run, *flags):
         data = ["--val-data", folder / "tokens_val_0.bin", *flags, "--backend", "numpy", "--json", shared_path / "json"]
@@ -361,8 +357,6 @@ def test_a_run_is_evaluated_as_it_was_trained(comm, files, shared_path, capsys):
 @pytest.mark.ranks(2)
 def test_all_ranks_read_one_checkpoint_of_a_run_that_goes_on(comm, shared_path, monkeypatch):
     """A newer checkpoint appears after a run's newest one was found, by evaluate.py and by train.py --init."""
-    from dist.world import start_world
-    from scripts.training import evaluation, start
 
     def save(step: int) -> None:
         folder = shared_path / "run" / "checkpoints" / f"step-{step:08d}"
@@ -377,14 +371,14 @@ def test_all_ranks_read_one_checkpoint_of_a_run_that_goes_on(comm, shared_path, 
         comm.Barrier()
 
     world, parameters, steps = start_world(), Parameters.zeros(Layout(CONFIG)), iter([1, 2, 3])
-    for module in (evaluation, start):
+    for module in (evaluation, first_state):
         monkeypatch.setattr(module, "check_same_files", another)
     another()
     model = evaluation.load_model(shared_path / "run", None, None, 1, "numpy", "float32", 1, world)
     assert model.parameters.flat[0] == 1
     buffers = SimpleNamespace(fills_parameters=True, filled=no_hook)
     backend = SimpleNamespace(host_parameters=parameters.flat, buffers=buffers)
-    start.first_parameters(str(shared_path / "run"), 1, 8, backend, parameters.layout, None, world)
+    first_state.first_parameters(str(shared_path / "run"), 1, 8, backend, parameters.layout, None, world)
     assert parameters.flat[0] == 2
 
 

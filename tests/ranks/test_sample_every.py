@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from dist.world import start_world
 from gpt2.data.shards import write_shard
 from gpt2.data.tokenizers import byte_encoding
 from gpt2.formats import weights
@@ -25,8 +26,6 @@ STEPS = ["--steps", 4, "--sample-every", 2, "--checkpoint-every", 2, "--eval-eve
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("strategy", [["zero-3"], ["hierarchical-sharded", "--overlap"], ["reduce-bcast"]], ids=str)
 def test_samples_are_the_models(comm, shared_path, capsys, strategy):
-    from dist.world import start_world
-
     train(start_world(), shared_path / "run", *SMALL, *STEPS, "--strategy", *strategy)
     printed = capsys.readouterr().out
     if comm.rank:

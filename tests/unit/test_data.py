@@ -344,6 +344,8 @@ def test_a_run_goes_on_with_the_same_data_alone():
     check_same_run(checkpoint, facts | {"data": dict(data)})
     for change in ({"content": 2}, {"tokens": 8}):
         assert "change the training data" in refusal(check_same_run, checkpoint, facts | {"data": data | change})
+    del checkpoint.facts["seq_len"]
+    assert "its seq_len is None, this run's 0" in refusal(check_same_run, checkpoint, facts | {"data": data})
 
 
 def test_more_shards_than_a_process_may_usually_open(tmp_path):

@@ -12,25 +12,25 @@ RECORD = {"loss": 1, "grad_norm": 1, "lr": 1, "step_s": 1, "tokens_per_s": 1, "e
 
 
 @pytest.mark.parametrize(
-    ("seconds", "rank", "excess"),
-    [([1, 1.5], 1, 0.5), ([2, 4, 2.5, 3], 1, 0.6), ([nan, 1, 3, 1], 2, 2), ([0, 0, 0], 0, 0)],
+    ("seconds", "stages", "slow"),
+    [
+        ([1, 1.5], [0, 0], (1, 0.5)),
+        ([2, 4, 2.5, 3], [0] * 4, (1, 0.6)),
+        ([nan, 1, 3, 1], [0] * 4, (2, 2)),
+        ([0, 0, 0], [0] * 3, (0, 0)),
+        # A long stage is not slow.
+        ([1, 5, 1.5, 5.5], [0, 1, 0, 1], (2, 0.5)),
+        ([1, 5, 1, 9], [0, 1, 0, 1], (3, 0.8)),
+        ([2, 9, 1], [0, 1, 0], (0, 1.0)),
+        # Nor is a rank alone.
+        ([1, 5, 9], [0, 1, 2], None),
+        ([1.0], [0], None),
+        ([nan, 1.0], [0, 0], None),
+    ],
 )
-def test_slowest_against_the_median_of_the_others(seconds, rank, excess):
-    assert slowest(seconds, [0] * len(seconds)) == {"slowest_rank": rank, "slowest_excess": pytest.approx(excess)}
-
-
-@pytest.mark.parametrize(
-    ("seconds", "stages", "rank", "excess"),
-    [([1, 5, 1.5, 5.5], [0, 1, 0, 1], 2, 0.5), ([1, 5, 1, 9], [0, 1, 0, 1], 3, 0.8), ([2, 9, 1], [0, 1, 0], 0, 1.0)],
-)
-def test_a_long_stage_is_not_slow(seconds, stages, rank, excess):
-    assert slowest(seconds, stages) == {"slowest_rank": rank, "slowest_excess": pytest.approx(excess)}
-    assert slowest([1, 5, 9], [0, 1, 2]) == {}
-
-
-@pytest.mark.parametrize("seconds", [[1.0], [nan, 1.0]])
-def test_one_rank_alone_is_not_slow(seconds):
-    assert slowest(seconds, [0] * len(seconds)) == {}
+def test_slowest_against_the_median_of_the_others_of_its_stage(seconds, stages, slow):
+    found = slowest(seconds, stages)
+    assert found == ({"slowest_rank": slow[0], "slowest_excess": pytest.approx(slow[1])} if slow else {})
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_exchange_is_a_part_of_rank_0s_step(exchange_s, step_s, compute_s, expec
 def lines(*steps):
     """A line a step, from step 1 on."""
     printed = []
-    progress = ProgressLines(99, printed.append, [{"host": f"cn{rank}"} for rank in range(3)], [0, 0, 0])
+    progress = ProgressLines(Pace(99), printed.append, [{"host": f"cn{rank}"} for rank in range(3)], [0, 0, 0])
     for step, compute_s in enumerate(steps, start=1):
         progress.step(RECORD | {"step": step}, compute_s)
     return printed
@@ -67,7 +67,7 @@ def test_a_rank_is_named_where_it_stands_out():
 def test_one_hiccup_between_two_lines_names_nobody(monkeypatch):
     printed = []
     monkeypatch.setattr("time.monotonic", lambda: 100.0)
-    progress = ProgressLines(99, printed.append, [{"host": "a"}, {"host": "b"}], [0, 0])
+    progress = ProgressLines(Pace(99), printed.append, [{"host": "a"}, {"host": "b"}], [0, 0])
     for step in range(3, 13):
         record = RECORD | {"step": step}
         if step < 12:
@@ -81,7 +81,7 @@ def test_lines_by_number_of_steps(monkeypatch):
     """--log-every 4: whatever the time, and beside the first and the last step."""
     printed = []
     monkeypatch.setattr("time.monotonic", lambda: 100.0)
-    progress = ProgressLines(10, printed.append, [{"host": "a"}], [0], 4)
+    progress = ProgressLines(Pace(10), printed.append, [{"host": "a"}], [0], 4)
     for step in range(1, 11):
         progress.step({name: value for name, value in RECORD.items() if name != "skipped"} | {"step": step}, [1.0])
     assert [int(line.split()[1].partition("/")[0]) for line in printed] == [1, 4, 8, 10]
@@ -124,7 +124,7 @@ def test_the_jobs_limit_as_slurm_says_it():
 def test_a_line_fits_into_120_columns():
     """Of a long run at full speed; the validation has a line of its own."""
     printed = []
-    progress = ProgressLines(10_000, printed.append, [{"host": "a"}], [0])
+    progress = ProgressLines(Pace(10_000), printed.append, [{"host": "a"}], [0])
     record = {"loss": 10.98765, "grad_norm": 2.3456, "lr": 6e-4, "step_s": 5.25437, "tokens_per_s": 123456.7}
     progress.step(record | {"step": 1, "exposed_exchange_s": 0.6, "mfu": 0.4567, "val_loss": 3.68271}, [1.0])
     assert printed == [

@@ -17,14 +17,7 @@ from scripts.training import launched_ranks
 from scripts.training import restarts as module
 from scripts.training.launched_ranks import GONE_S, LaunchedRanks, SignsOfLife
 from scripts.training.lock_file import LOCK, own_lock
-from scripts.training.restarts import (
-    last_step,
-    misused,
-    newest_step,
-    supervise,
-    without_lost_nodes,
-    without_own_flags,
-)
+from scripts.training.restarts import last_step, misused, newest_step, supervise, without_lost_nodes, without_own_flags
 from tests.suites.faults.processes import is_zombie, wait_until
 
 pytestmark = pytest.mark.any_mpi
@@ -106,7 +99,7 @@ def start(step, code, checkpoint=0, **more):
 
 
 def test_each_start_goes_on_until_all_is_done(play, tmp_path):
-    code, said, _ = play([start(5, 137), start(7, -9, 6), start(8, 255, 6), start(9, 0, summary=True)])
+    code, said, _ = play([start(5, 137), start(7, -9, 6), start(8, 255, 6), DONE])
     assert code == 0
     assert said.splitlines() == [
         "train.py: the ranks ended with code 137 after step 5: they start again in 5 s, from the beginning",
@@ -119,12 +112,12 @@ def test_each_start_goes_on_until_all_is_done(play, tmp_path):
     ranks = [sys.executable, str(module.TRAIN), "--steps", "9", "--out", "run", "--resume", "--end-on-stall", number]
     assert words == [["-n", "2", *ranks]] * 4
     assert re.fullmatch("--supervisor=[0-9a-f]{32}", number)
-    play([start(9, 0, summary=True)])
+    play([DONE])
     assert json.loads((tmp_path / "words").read_text().splitlines()[-1])[-1] != number, "another process's"
 
 
 def test_a_step_that_fails_twice_ends_it(play, tmp_path):
-    code, said, _ = play([start(5, 137, 4), start(7, 1, 6), start(7, 255, 6), start(9, 0, summary=True)])
+    code, said, _ = play([start(5, 137, 4), start(7, 1, 6), start(7, 255, 6), DONE])
     assert code == 255
     assert said.splitlines()[-1] == (
         "train.py: the run has failed twice after step 7, with no checkpoint in between: look there, no restart helps"
@@ -135,16 +128,60 @@ def test_a_step_that_fails_twice_ends_it(play, tmp_path):
     assert all(line["began"] <= line["ended"] for line in kept)
 
 
-def test_starts_that_come_to_no_step_are_not_tried_for_ever_in_a_run_that_has_made_none(play):
-    code, said, _ = play([start(0, 1, silent=True), start(0, 9, silent=True), start(9, 0, summary=True)])
-    assert code == 9
-    assert "has failed twice before its first step" in said
+DONE = start(9, 0, summary=True)
+SILENT = start(0, 9, silent=True)  # it comes to no step
+# What the starts do, options of play; the exit code, what is said (None: nothing in particular), the pauses.
+COURSES = {
+    "no step at all, twice": ([start(0, 1, silent=True), SILENT, DONE], {}, 9, "twice before its first step", [5]),
+    "a start without a step hides no second failure": (
+        [start(7, 1, 6), SILENT, start(7, 255, 6), DONE], {}, 255, "has failed twice after step 7", [5, 10],
+    ),
+    "nor does one that was taken up": (
+        [start(7, 1, 6), start(6, 9, 6, **{"from": 6}), start(7, 255, 6, **{"from": 6}), DONE],
+        {}, 255, "has failed twice after step 7", [5, 10],
+    ),
+    "a newer checkpoint makes it another failure": (
+        [start(7, 1, 6), SILENT, start(7, 1, 7), SILENT, DONE], {}, 0, None, [5, 10, 5, 10],
+    ),
+    "a start that failed after its summary": (
+        [start(9, 1, 8, summary=True), start(9, 0, 9, summary=True)],
+        {}, 0, "ended with code 1 after step 9: they start again", [5],
+    ),
+    "pauses double until there is a checkpoint": (
+        [start(1, 1), start(2, 1), start(3, 1), start(4, 1, 4), start(5, 1, 4), DONE], {}, 0, None, [5, 10, 20, 5, 10],
+    ),
+    "no restarts left": (
+        [start(step, 1, step) for step in range(1, 5)],
+        {"restarts": 2}, 1, "failed after step 3, and no restarts are left: raise --restarts", [5, 5],
+    ),
+    "a mistake": ([start(5, 2, 4)], {}, 2, "no restart after exit code 2", []),
+    "SIGTERM to the ranks": ([start(5, 75, 4)], {}, 75, "a signal", []),
+    "Ctrl-C to the ranks": ([start(5, 130, 4)], {}, 130, "a signal", []),
+    # Open MPI's mpirun reports success where a host has died.
+    "success without a summary": (
+        [start(5, 0, 4), start(9, 0, 8, summary=True)],
+        {}, 0, "ended with code 0 after step 5: they start again", [5],
+    ),
+    "success twice without a summary": ([start(9, 0, 8), start(9, 0, 8)], {}, 1, "failed twice after step 9", [5]),
+    "no minutes left": (
+        [start(5, 9, 4, wait=0.7), DONE], {"minutes": 0.09}, 9,
+        "the run has failed after step 5, and --minutes end before another start: the same command goes on", [],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("course", COURSES)
+def test_when_the_ranks_start_again(play, course):
+    starts, options, code, says, pauses = COURSES[course]
+    ended, said, paused = play(starts, **options)
+    assert (ended, paused) == (code, pauses)
+    assert says is None or says in said
 
 
 def test_a_start_that_has_only_taken_the_log_up_has_made_no_step(play, tmp_path):
     """The log ends with its checkpoint's step, anew written."""
     taken_up = {"step": 6, "code": 124, "from": 6}
-    code, said, _ = play([start(7, 1, 6), taken_up, taken_up, start(9, 0, summary=True)])
+    code, said, _ = play([start(7, 1, 6), taken_up, taken_up, DONE])
     assert code == 0
     assert said.count("ended with code 124 before its first step: they start again") == 2
     kept = [json.loads(line) for line in (tmp_path / "run" / "restarts.jsonl").read_text().splitlines()]
@@ -156,67 +193,12 @@ def test_a_start_that_has_only_taken_the_log_up_has_made_no_step(play, tmp_path)
 def test_a_run_that_has_trained_waits_until_its_hosts_are_back(play, first):
     """Nobody reaches a host whose cable is cut: each start fails before its first step."""
     away = [start(0, 255, silent=True)] * 3
-    code, said, pauses = play([first, *away, start(9, 0, summary=True)])
+    code, said, pauses = play([first, *away, DONE])
     assert (code, pauses) == (0, [5, 10, 20, 40])
     assert said.count("ended with code 255 before its first step: they start again") == 3
-    code, said, _ = play([first, *away, start(9, 0, summary=True)], restarts=3)
+    code, said, _ = play([first, *away, DONE], restarts=3)
     assert code == 255
     assert "has failed before its first step, and no restarts are left" in said
-
-
-def test_starts_without_a_step_between_two_failures_at_the_same_step_do_not_hide_them(play):
-    silent = start(0, 9, silent=True)
-    code, said, _ = play([start(7, 1, 6), silent, start(7, 255, 6), start(9, 0, summary=True)])
-    assert code == 255
-    assert "has failed twice after step 7" in said
-    assert play([start(7, 1, 6), silent, start(7, 1, 7), silent, start(9, 0, summary=True)])[0] == 0
-
-
-def test_a_start_that_was_taken_up_and_came_to_no_step_does_not_hide_them_either(play):
-    resumed = {"from": 6}
-    starts = [start(7, 1, 6), start(6, 9, 6, **resumed), start(7, 255, 6, **resumed), start(9, 0, summary=True)]
-    code, said, _ = play(starts)
-    assert code == 255
-    assert "has failed twice after step 7" in said
-
-
-def test_the_same_step_with_a_newer_checkpoint_is_no_second_failure(play):
-    assert play([start(7, 1, 6), start(7, 1, 7), start(9, 0, summary=True)])[0] == 0
-
-
-def test_a_summary_does_not_excuse_an_exit_code(play):
-    """Of a start that failed after it was written."""
-    code, said, _ = play([start(9, 1, 8, summary=True), start(9, 0, 9, summary=True)])
-    assert code == 0
-    assert "ended with code 1 after step 9: they start again" in said
-
-
-def test_pauses_double_until_there_is_a_checkpoint(play):
-    steps = [start(1, 1), start(2, 1), start(3, 1), start(4, 1, 4), start(5, 1, 4), start(9, 0, summary=True)]
-    assert play(steps)[2] == [5, 10, 20, 5, 10]
-
-
-def test_restarts_are_used_up(play):
-    code, said, pauses = play([start(step, 1, step) for step in range(1, 5)], restarts=2)
-    assert (code, len(pauses)) == (1, 2)
-    assert "failed after step 3, and no restarts are left: raise --restarts" in said
-
-
-@pytest.mark.parametrize(("code", "says"), [(2, "no restart after exit code 2"), (75, "a signal"), (130, "a signal")])
-def test_mistakes_and_wishes_are_not_failures(play, code, says):
-    found, said, pauses = play([start(5, code, 4)])
-    assert (found, pauses) == (code, [])
-    assert says in said
-
-
-def test_a_launcher_that_reports_success_without_a_summary_of_this_start_has_failed(play):
-    """Open MPI's mpirun does, where a host has died. The summary of a start before does not count."""
-    code, said, _ = play([start(5, 0, 4), start(9, 0, 8, summary=True)])
-    assert code == 0
-    assert "ended with code 0 after step 5: they start again" in said
-    code, said, _ = play([start(9, 0, 8), start(9, 0, 8)])
-    assert code == 1
-    assert "has failed twice after step 9" in said
 
 
 @pytest.mark.parametrize(
@@ -275,13 +257,13 @@ def test_a_signal_that_interrupts_the_handler_of_another_does_not_block_it(play)
 
 def test_a_signal_in_a_pause_ends_it(play, monkeypatch):
     monkeypatch.setattr(LaunchedRanks, "ends_within", lambda self, s: os.kill(os.getpid(), signal.SIGTERM) or True)
-    code, said, _ = play([start(5, 1, 4), start(9, 0, summary=True)])
+    code, said, _ = play([start(5, 1, 4), DONE])
     assert code == 75
     assert said.splitlines()[-1] == "train.py: a signal ended the run after step 5: the same command goes on"
 
 
 def test_minutes_are_those_of_all_starts_together(play, tmp_path):
-    starts = [start(5, 1, 4, wait=1.5), start(7, 1, 6, wait=1.5), start(9, 0, summary=True)]
+    starts = [start(5, 1, 4, wait=1.5), start(7, 1, 6, wait=1.5), DONE]
     assert play(starts, minutes=2.0)[0] == 0
     words = [json.loads(line) for line in (tmp_path / "words").read_text().splitlines()]
     assert {tuple(each[-2:-1]) for each in words} == {("--minutes",)}
@@ -291,17 +273,11 @@ def test_minutes_are_those_of_all_starts_together(play, tmp_path):
     assert left[1] - left[2] >= 1.5
 
 
-def test_no_start_follows_when_the_minutes_are_over(play):
-    code, said, pauses = play([start(5, 9, 4, wait=0.7), start(9, 0, summary=True)], minutes=0.09)
-    assert (code, pauses) == (9, [])
-    assert "the run has failed after step 5, and --minutes end before another start: the same command goes on" in said
-
-
 def test_a_signal_before_the_ranks_are_there_reaches_them(play, tmp_path, monkeypatch):
     """As one that comes while srun's nodes are looked at."""
     monkeypatch.setattr(module, "without_lost_nodes", lambda launcher: os.kill(os.getpid(), signal.SIGTERM) or [])
     begun = time.monotonic()
-    code, said, _ = play([start(5, 0, 4, wait=20), start(9, 0, summary=True)])
+    code, said, _ = play([start(5, 0, 4, wait=20), DONE])
     assert time.monotonic() - begun < 15
     assert code != 0
     assert "a signal ended the run" in said
@@ -361,6 +337,7 @@ def test_srun_leaves_out_nodes_that_slurm_has_lost(tmp_path, monkeypatch):
 
 def test_progress_is_read_from_whole_lines(tmp_path):
     assert (last_step(tmp_path), newest_step(tmp_path)) == (0, 0)
+    (tmp_path / "config.json").write_text('{"resumed_step": null}')
     (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"ste')
     assert last_step(tmp_path) == 2
     (tmp_path / "log.jsonl").write_text('{"ste')
@@ -371,7 +348,7 @@ def test_progress_is_read_from_whole_lines(tmp_path):
 def test_a_start_that_stands_still_is_ended_with_all_its_processes_and_is_a_failed_one(play, tmp_path, monkeypatch):
     monkeypatch.setattr(launched_ranks, "LOOK_S", 0.05)
     monkeypatch.setattr(launched_ranks, "TO_END_S", 0.3)
-    code, said, pauses = play([start(5, 0, 4, wait=200, deaf=True), start(9, 0, summary=True)], limit_s=1.5)
+    code, said, pauses = play([start(5, 0, 4, wait=200, deaf=True), DONE], limit_s=1.5)
     assert (code, pauses) == (0, [5])
     assert re.search(rf"this start has written nothing to {tmp_path}/run for [12] s \(--restart-after\): it is", said)
     assert "ended with code 124 after step 5: they start again in 5 s, from the checkpoint of step 4" in said
@@ -383,7 +360,7 @@ def test_a_start_that_stands_still_is_ended_with_all_its_processes_and_is_a_fail
 def test_a_start_that_ends_on_the_way_is_none_that_a_signal_ended(play, tmp_path, monkeypatch):
     """Ranks that answer the SIGTERM by a checkpoint: exit code 75."""
     monkeypatch.setattr(launched_ranks, "LOOK_S", 0.05)
-    code, said, _ = play([start(5, 0, 4, wait=20), start(9, 0, summary=True)], limit_s=1.5)
+    code, said, _ = play([start(5, 0, 4, wait=20), DONE], limit_s=1.5)
     assert (code, (tmp_path / "signals").read_text()) == (0, "SIGTERM\n")
     assert "ended with code 124" in said
 

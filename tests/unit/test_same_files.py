@@ -1,9 +1,7 @@
 """Files that are to be the same on all nodes: the nodes here are threads, each with a folder of its own."""
 
 import shutil
-import threading
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,33 +13,10 @@ from gpt2.errors import UserError
 from gpt2.formats import weights
 from scripts.training import same_files
 from scripts.training.same_files import SAMPLE_BYTES, check_same_files, fingerprints, in_both, made_for_all
+from tests.support.thread_ranks import run_ranks
 from tests.unit.test_huggingface import FIXTURE
 
-PLACES = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]  # (node, local rank) of each rank
-
-
-class ThreadsComm:
-    """What check_same_files uses of MPI, between threads."""
-
-    def __init__(self, size: int):
-        self._barrier, self._values, self._own = threading.Barrier(size, timeout=20), [None] * size, threading.local()
-
-    def enter(self, rank: int) -> None:
-        self._own.rank = rank
-
-    @property
-    def rank(self) -> int:
-        return self._own.rank
-
-    def allgather(self, value) -> list:
-        self._values[self.rank] = value
-        self._barrier.wait()
-        values = list(self._values)
-        self._barrier.wait()
-        return values
-
-    def bcast(self, value):
-        return self.allgather(value)[0]
+RANKS_OF_NODES = [2, 2, 1]
 
 
 def check_on_nodes(folders: list[Path], monkeypatch, capsys) -> str:
@@ -51,25 +26,19 @@ def check_on_nodes(folders: list[Path], monkeypatch, capsys) -> str:
         "fingerprints",
         lambda files: [(p.name, *each) for p, (_, *each) in zip(files, fingerprints(files), strict=True)],
     )
-    comm, codes = ThreadsComm(len(PLACES)), [0] * len(PLACES)
-    places = [{"rank": rank, "host": f"cn{node}"} for rank, (node, _) in enumerate(PLACES)]
+    places = [{"host": f"cn{node}"} for node, ranks in enumerate(RANKS_OF_NODES) for _ in range(ranks)]
 
-    def run(rank: int) -> None:
-        comm.enter(rank)
-        node, local_rank = PLACES[rank]
-        world = SimpleNamespace(comm=comm, node_count=3, local_rank=local_rank, places=places)
+    def of_rank(world):
+        nodes = SimpleNamespace(comm=world.comm, node_count=3, local_rank=world.local_rank, places=places)
         try:
-            check_same_files(world, sorted(folders[node].iterdir()))
+            check_same_files(nodes, sorted(folders[world.node].iterdir()))
         except SystemExit as error:
-            codes[rank] = error.code
+            return error.code
+        return 0
 
-    threads = [threading.Thread(target=partial(run, rank)) for rank in range(len(PLACES))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    codes = run_ranks(RANKS_OF_NODES, of_rank)
     line = capsys.readouterr().err
-    assert codes == [2 if line else 0] * len(PLACES)
+    assert codes == [2 if line else 0] * len(places)
     return line
 
 
@@ -81,10 +50,6 @@ def folders(tmp_path):
         write_shard(tmp_path / str(node) / "a.bin", np.arange(100))
         write_shard(tmp_path / str(node) / "b.bin", np.arange(3_000_000) % 777)
     return [tmp_path / str(node) for node in range(3)]
-
-
-def test_the_same_files(folders, monkeypatch, capsys):
-    assert check_on_nodes(folders, monkeypatch, capsys) == ""
 
 
 def test_files_that_are_in_both(folders, tmp_path):
@@ -107,6 +72,7 @@ def change_a_token(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "found"),
     [
+        (lambda node: None, None),
         (lambda node: change_a_token(node / "a.bin"), "a.bin: other content of the same size on cn{},"),
         (lambda node: change_a_token(node / "b.bin"), "b.bin: other content of the same size on cn{},"),
         (lambda node: write_shard(node / "b.bin", np.arange(3_000_000) % 776), "b.bin: other content of the same"),
@@ -119,9 +85,12 @@ def change_a_token(path: Path) -> None:
 def test_other_files_on_one_node(folders, monkeypatch, capsys, change, found, node):
     change(folders[node])
     line = check_on_nodes(folders, monkeypatch, capsys)
-    assert line.startswith(f"error: {found.format(node)}")
-    assert line.count("\n") == 1
-    assert "expected the same as on cn0, where rank 0 is" in line
+    if found is None:
+        assert line == ""
+    else:
+        assert line.startswith(f"error: {found.format(node)}")
+        assert line.count("\n") == 1
+        assert "expected the same as on cn0, where rank 0 is" in line
 
 
 def test_other_files_on_rank_0s_node(folders, monkeypatch, capsys):
@@ -204,10 +173,9 @@ def test_what_a_text_becomes_lies_in_the_users_cache_where_all_see_it(tmp_path, 
 
 
 def test_a_mistake_in_the_text_is_told(tmp_path, monkeypatch):
+    def refuse(folder, remark):
+        raise UserError("a.txt: the file is empty")
+
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(UserError, match="empty"):
         made_for_all(Alone(True), refuse, tmp_path / "beside")
-
-
-def refuse(folder, remark):
-    raise UserError("a.txt: the file is empty")

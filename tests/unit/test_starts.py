@@ -14,12 +14,7 @@ from traces import RunError, read_run
 
 pytestmark = pytest.mark.any_mpi
 # Of each start: after which step it goes on, and what is wrong. The second one came to no checkpoint.
-STARTS = (
-    (None, {"slow": {5: 1.6}}),
-    (30, {"data_ms": {2: 90.0}}),
-    (30, {"ports": {(3, "in"): 10e6}}),
-    (60, {}),
-)
+STARTS = ((None, {"slow": {5: 1.6}}), (30, {"data_ms": {2: 90.0}}), (30, {"ports": {(3, "in"): 10e6}}), (60, {}))
 KINDS = {1: "straggler", 2: "data", 3: "slow-link"}
 
 
