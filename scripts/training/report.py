@@ -19,7 +19,7 @@ from scripts.machine.gpu import limits_text
 from scripts.machine.names import rank_names
 from strategies.compatibility import worker_count
 from traces.record.files import END_CLOCKS, END_LINKS, write_at_end
-from traces.record.own_cost import tracing_share
+from traces.record.recorder import tracing_share
 from traces.units import count_text
 
 

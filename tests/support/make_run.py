@@ -17,18 +17,9 @@ IDENTITY = {"rank": 0, "ranks": 1, "node": 0, "host": "a", "local_rank": 0, "str
 
 
 def write_run(
-    folder,
-    spans,
-    nodes,
-    strategy="reduce-bcast",
-    log=None,
-    offsets_ns=None,
-    links=None,
-    samples=None,
-    parameters=124439808,
-    places=None,
-    **settings,
-) -> Path:
+    folder, spans, nodes, strategy="reduce-bcast", log=None, offsets_ns=None, links=None, samples=None,
+    parameters=124439808, places=None, **settings,
+) -> Path:  # fmt: skip
     """Write a run folder. spans: per rank a list of (step, phase, root, start_ms, end_ms), on rank 0's clock; bytes may
     follow. links: as in config.json; places: per rank what its trace says of a mesh; samples: per node a list of
     (time_ms, bytes in, bytes out) of its counters.
@@ -96,15 +87,9 @@ def with_counters(run, nodes):
 
 
 def identify(nodes, strategy):
+    job = {"ranks": len(nodes), "strategy": strategy}
     return [
-        {
-            "rank": rank,
-            "ranks": len(nodes),
-            "node": node,
-            "host": f"cn{node:02d}",
-            "local_rank": nodes[:rank].count(node),
-            "strategy": strategy,
-        }
+        {"rank": rank, "node": node, "host": f"cn{node:02d}", "local_rank": nodes[:rank].count(node)} | job
         for rank, node in enumerate(nodes)
     ]
 
@@ -123,13 +108,8 @@ def default_log(spans, tokens=4096):
     rows = []
     for step, _, _, start, end, *_ in (span for span in spans[0] if span[1] == STEP):
         seconds = (end - start) / 1000
-        row = {
-            "step": step,
-            "loss": 3 + 6 * np.exp(-step / 15) + noise.normal(0, 0.1),
-            "tokens": tokens,
-            "step_s": seconds,
-        }
-        row["tokens_per_s"] = tokens / seconds
+        loss = 3 + 6 * np.exp(-step / 15) + noise.normal(0, 0.1)
+        row = {"step": step, "loss": loss, "tokens": tokens, "step_s": seconds, "tokens_per_s": tokens / seconds}
         if step % 10 == 0:
             row["val_loss"] = 3.1 + 6 * np.exp(-step / 15)
         rows.append(row)

@@ -3,78 +3,13 @@
 import numpy as np
 import pytest
 
-from tests.support.make_run import MS, three_ranks, write_run
+from tests.support.make_run import three_ranks, write_run
 from traces import RunError, read_run
 from traces.read.analysis import measure
-from traces.read.waits import find_waits
-from traces.record import files
-from traces.record.phases import INDEX, NAMES, STEP
-from traces.units import ratio_text, short_ms
+from traces.record.phases import INDEX, STEP
+from traces.units import bytes_text, mfu_text, ratio_text, seconds_text, short_count, short_ms
 from traces.verdict.ranking import verdict
 from traces.verdict.summary import parts, summary, table
-
-# --- waiting ---
-
-
-def waits_ms(folder, spans, nodes):
-    """Per rank, {(phase, order among the rank's records): ms waited} of the records that waited."""
-    run = read_run(write_run(folder, spans, nodes))
-    return [
-        {(NAMES[record["phase"]], index): wait / MS for index, (record, wait) in enumerate(pairs) if wait}
-        for pairs in (
-            list(zip(trace.records, waits, strict=True))
-            for trace, waits in zip(run.ranks, find_waits(run), strict=True)
-        )
-    ]
-
-
-def test_reduce_and_bcast_with_a_straggler(tmp_path):
-    # The root has computed after 10 ms and waits for rank 2 until 30; the others wait from 45 for its bcast at 60.
-    assert waits_ms(tmp_path, three_ranks(), [0, 0, 1]) == [
-        {("reduce", 1): 20.0},
-        {("bcast", 2): 15.0},
-        {("bcast", 2): 15.0},
-    ]
-
-
-def test_without_a_root_all_wait_for_the_last(tmp_path):
-    spans = [[(1, "allreduce", -1, enter, leave)] for enter, leave in ((10, 50), (25, 50), (40, 52))]
-    assert waits_ms(tmp_path, spans, [0, 0, 1]) == [{("allreduce", 0): 30.0}, {("allreduce", 0): 15.0}, {}]
-
-
-def test_a_wait_is_no_longer_than_its_phase(tmp_path):
-    # Rank 0 has left before the last rank entered: clocks differ, or the library let it go.
-    spans = [[(1, "allreduce", -1, 10, 15)], [(1, "allreduce", -1, 40, 50)]]
-    assert waits_ms(tmp_path, spans, [0, 0]) == [{("allreduce", 0): 5.0}, {}]
-
-
-def test_calls_are_matched_by_order_and_root(tmp_path):
-    # Sliced: two reduces to different roots, twice over (two micro-steps).
-    first = [(1, "reduce", 0, 0, 10), (1, "reduce", 1, 10, 20), (1, "reduce", 0, 20, 30), (1, "reduce", 1, 30, 40)]
-    second = [(1, "reduce", 0, 3, 8), (1, "reduce", 1, 8, 21), (1, "reduce", 0, 24, 29), (1, "reduce", 1, 29, 44)]
-    assert waits_ms(tmp_path, [first, second], [0, 1]) == [
-        {("reduce", 0): 3.0, ("reduce", 2): 4.0},
-        {("reduce", 1): 2.0, ("reduce", 3): 1.0},
-    ]
-
-
-def test_ranks_that_skip_a_call_are_not_waited_for(tmp_path):
-    # Hierarchical: a reduce inside each node, an allreduce among the leaders 0 and 2.
-    spans = [
-        [(1, "reduce", 0, 0, 10), (1, "allreduce", -1, 10, 30)],
-        [(1, "reduce", 0, 4, 9)],
-        [(1, "reduce", 2, 0, 15), (1, "allreduce", -1, 15, 30)],
-        [(1, "reduce", 2, 7, 14)],
-    ]
-    assert waits_ms(tmp_path, spans, [0, 0, 1, 1]) == [
-        {("reduce", 0): 4.0, ("allreduce", 1): 5.0},
-        {},
-        {("reduce", 0): 7.0},
-        {},
-    ]
-
-
-# --- analysis ---
 
 
 def test_seconds_per_step_rank_and_phase(tmp_path):
@@ -135,31 +70,41 @@ def test_mfu_is_a_part_of_the_largest_peak_that_is_known(tmp_path):
     assert row.endswith("  at most 80% (peak underestimated)")
 
 
-def one_rank(durations):
-    """One rank, steps of these milliseconds one after the other, each all forward."""
+def one_rank(*durations):
+    """Steps of these milliseconds one after the other, each all forward."""
     ends = np.cumsum(durations)
-    return [
-        [
-            span
-            for step, (start, end) in enumerate(zip(ends - durations, ends, strict=True), start=1)
-            for span in ((step, "forward", -1, start, end), (step, STEP, -1, start, end))
-        ]
-    ]
+    spans = []
+    for step, (start, end) in enumerate(zip(ends - durations, ends, strict=True), start=1):
+        spans += [(step, "forward", -1, start, end), (step, STEP, -1, start, end)]
+    return spans
 
 
-def test_medians_leave_the_warm_up_out(tmp_path):
-    durations = [500, 300, 12, 10, 14, 90, 13]
-    run = read_run(write_run(tmp_path, one_rank(durations), [0]))
+@pytest.mark.parametrize(
+    ("durations", "dropped"), [([500, 300, 12, 10, 14, 90, 13], 2), ([500, 300, 10, 11, 12], 2), ([500, 10, 11, 12], 0)]
+)
+def test_the_warm_up_is_left_out_of_five_steps_or_more(durations, dropped, tmp_path):
+    run = read_run(write_run(tmp_path, [one_rank(*durations)], [0]))
     times = measure(run)
-    assert (times.dropped, times.steps.tolist()) == (2, [3, 4, 5, 6, 7])
-    assert summary(run, times)["step_ms"] == pytest.approx(13)
-    assert times.steps[times.representative()] == 7
-    assert measure(run, warm_up=0).steps.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert (times.dropped, times.steps.tolist()) == (dropped, list(range(1, len(durations) + 1))[dropped:])
+    assert summary(run, times)["step_ms"] == pytest.approx(np.median(durations[dropped:]))
+    assert measure(run, warm_up=0).steps.tolist() == list(range(1, len(durations) + 1))
+    if len(durations) == 7:
+        assert times.steps[times.representative()] == 7, "of 13 ms"
 
 
-def test_few_steps_are_all_kept(tmp_path):
-    times = measure(read_run(write_run(tmp_path, one_rank([500, 10, 11, 12]), [0])))
-    assert (times.dropped, len(times.steps)) == (0, 4)
+def test_figures_are_medians_of_the_ranks_means(tmp_path):
+    """Steps of 10, 10 and 100 ms on rank 0, where forward takes all of it, and twice as long on rank 1."""
+    log = [{"step": step, "step_s": 0.5, "tokens_per_s": 3000} for step in (1, 2, 3)]
+    spans = [one_rank(10, 10, 100), one_rank(20, 20, 200)]
+    figures = summary(read_run(write_run(tmp_path, spans, [0, 0], log=log)))
+    assert figures["phases_ms"] == pytest.approx({"forward": 15})
+    assert figures["step_ms"] == pytest.approx(15)
+    assert (figures["tokens_per_s"], figures["tokens_per_step"]) == (3000, 1500)
+
+
+def test_waiting_is_the_phase_and_the_part_of_the_exchanges():
+    figures = {"phases_ms": {"allreduce": 10, "wait": 5}, "waiting_ms": {"allreduce": 4}, "other_ms": 1}
+    assert parts(figures) == {"allreduce": 6, "waiting": 9, "other": 1}
 
 
 def test_no_share_of_a_step_is_more_than_the_step(tmp_path):
@@ -203,27 +148,6 @@ def test_no_complete_step_is_an_error(tmp_path):
         measure(read_run(write_run(tmp_path, spans, [0, 0, 1])))
 
 
-def test_many_records(tmp_path):
-    ranks, steps = 16, 5000
-    phases = ("forward", "backward", "reduce", "reduce", "reduce", "update", "bcast", "bcast", "bcast", STEP)
-    records = np.zeros((steps, len(phases)), files.RECORD)
-    records["step"] = np.arange(1, steps + 1)[:, None]
-    records["phase"] = [INDEX[name] for name in phases]
-    records["root"] = [{"reduce": 0, "bcast": 0}.get(name, -1) for name in phases]
-    slot = np.array([*range(9), 0])
-    records["start"] = (records["step"] * 10 + slot) * MS
-    records["end"] = records["start"] + MS
-    records["end"][:, -1] = records["start"][:, -1] + 9 * MS
-    write_run(tmp_path, [[]] * ranks, [0] * ranks, log=[])
-    for rank in range(ranks):
-        with files.trace_path(tmp_path / "traces", rank).open("ab") as file:
-            file.write(records.tobytes())
-    figures = summary(read_run(tmp_path))
-    assert figures["phases_ms"]["reduce"] == pytest.approx(3)
-    assert figures["step_ms"] == pytest.approx(9)
-    assert figures["tokens_per_s"] is None
-
-
 # --- ranking ---
 
 
@@ -248,11 +172,11 @@ def test_the_verdict_names_the_fastest():
     text = "fastest: reduce-scatter, 41 ms a step (1.8 times faster than reduce-bcast)"
     assert verdict([slow, fast]) == verdict([fast, slow]) == text
     assert verdict([slow]) == "reduce-bcast: 74 ms a step"
-
-
-def test_a_run_without_exchange_is_never_the_fastest():
-    runs = [figures_of("none", 20.0, exchanges=False), figures_of("sliced", 50.0), figures_of("allreduce", 40.0)]
-    assert verdict(runs) == "fastest: allreduce, 40 ms a step (1.2 times faster than sliced)"
+    assert verdict([slow, fast, figures_of("none", 20.0, exchanges=False)]) == text, "it exchanges nothing"
+    # The dedicated server's step is shorter, but has fewer tokens in it.
+    runs = [figures_of("reduce-bcast", 90.0, tokens=800.0), figures_of("sliced", 100.0, tokens=1000.0)]
+    assert verdict(runs) == "fastest: sliced, 10,000 tokens/s (12% faster than reduce-bcast)"
+    assert verdict([figures_of("ring", 50.0), figures_of("tree", 50.4)]).startswith("no difference: ring and tree")
 
 
 def test_who_exchanges(tmp_path):
@@ -264,22 +188,6 @@ def test_who_exchanges(tmp_path):
     assert summary(read_run(write_run(tmp_path / "run", three_ranks(), [0, 0, 1])))["exchanges"]
 
 
-def test_different_batches_are_compared_by_tokens():
-    # The dedicated server's step is shorter, but has fewer tokens in it.
-    runs = [figures_of("reduce-bcast", 90.0, tokens=800.0), figures_of("sliced", 100.0, tokens=1000.0)]
-    assert verdict(runs) == "fastest: sliced, 10,000 tokens/s (12% faster than reduce-bcast)"
-
-
-def test_equal_runs_have_no_winner():
-    assert verdict([figures_of("ring", 50.0), figures_of("tree", 50.4)]).startswith("no difference: ring and tree")
-
-
-def test_texts_of_numbers():
-    assert [short_ms(ms) for ms in (0.42, 4.21, 42.1, 421.4)] == ["0.4", "4.2", "42", "421"]
-    assert [short_ms(ms, 3) for ms in (0.42, 4.21, 42.1, 421.4)] == ["0.42", "4.21", "42.1", "421"]
-    assert [ratio_text(ratio) for ratio in (1.8, 1.08)] == ["1.8 times faster", "8% faster"]
-
-
 def test_the_table_has_a_line_a_run_and_a_column_a_part():
     runs = [figures_of("ring", 50.0, phases=["forward"]), figures_of("tree", 5.0, phases=["backward"])]
     lines = table(runs).splitlines()
@@ -288,9 +196,18 @@ def test_the_table_has_a_line_a_run_and_a_column_a_part():
         ["ring", "50.0", "-", "50.0", "50%", "20,000"],
         ["tree", "-", "5.00", "5.00", "50%", "200,000"],
     ]
+    known = [runs[0], *(runs[1] | {"mfu": mfu} for mfu in (0.0462, 0.458))]
+    assert [line.split()[-1] for line in table(known).splitlines()] == ["MFU", "-", "4.6%", "46%"]
 
 
-def test_the_table_has_mfu_where_a_run_knows_it():
-    runs = [figures_of("ring", 50.0), figures_of("tree", 5.0) | {"mfu": 0.0462}, figures_of("sliced", 5.0)]
-    runs[2]["mfu"] = 0.458
-    assert [line.split()[-1] for line in table(runs).splitlines()] == ["MFU", "-", "4.6%", "46%"]
+def test_numbers_in_sentences():
+    assert [bytes_text(amount) for amount in (12, 3.4e5, 2.71e7, 1.2e9)] == ["12 bytes", "340 kB", "27.1 MB", "1.2 GB"]
+    assert (bytes_text(999.7e6), bytes_text(99.6e6, 2)) == ("1000 MB", "100 MB"), "never 1e+02"
+    seconds = {0.00042: "0.42 ms", 0.0123: "12 ms", 0.12: "120 ms", 0.95: "0.95 s", 31: "31 s"}
+    assert {s: seconds_text(s) for s in seconds} == seconds
+    assert [short_ms(ms) for ms in (0.42, 4.21, 42.1, 421.4)] == ["0.4", "4.2", "42", "421"]
+    assert [short_ms(ms, 3) for ms in (0.42, 4.21, 42.1, 421.4)] == ["0.42", "4.21", "42.1", "421"]
+    assert [ratio_text(ratio) for ratio in (1.8, 1.08)] == ["1.8 times faster", "8% faster"]
+    assert [mfu_text(mfu) for mfu in (0.458, 0.0462, 1.0)] == ["46%", "4.6%", "100%"]
+    assert mfu_text(0.97, peak_underestimated=True) == "at most 97% (peak underestimated)"
+    assert [short_count(n) for n in (820, 1500, 124439808, 1.5e9)] == ["820", "1.5k", "124.4M", "1.5B"]

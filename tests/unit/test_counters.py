@@ -10,8 +10,8 @@ from tests.support.make_run import IDENTITY, MS, three_ranks, write_run
 from traces import RunError, Tracer, read_run
 from traces.read.trace_files import read_at_end, read_counters, read_trace, to_rank_0
 from traces.record.files import COUNTERS, END_CLOCKS, SAMPLE_NS, CounterFile, counters_path, trace_path, write_at_end
-from traces.record.own_cost import tracing_share
 from traces.record.phases import INDEX, STEP
+from traces.record.recorder import tracing_share
 
 NODES = [0, 0, 1]
 
@@ -54,27 +54,19 @@ def read_run_records(folder, phase):
     return records[records["phase"] == INDEX[phase]]
 
 
-def test_a_sample_cut_short_by_a_crash_is_dropped(tmp_path):
-    counters = CounterFile(tmp_path, IDENTITY, [], {"offset_ns": 0, "error_ns": 0}, lambda: (1, 2, 3))
-    counters.begin()
-    counters.sample(SAMPLE_NS)
-    counters.sample(2 * SAMPLE_NS)
-    counters.write()
-    counters.close()
-    path = counters_path(tmp_path, 0)
-    path.write_bytes(path.read_bytes()[:-1])
-    assert len(read_counters(path, {}).records) == 1
-
-
 def test_counters_are_read_every_five_milliseconds(tmp_path):
-    """A reading takes up to 20 us: more often would cost more than half a percent of the time."""
+    """A reading takes up to 20 us: more often would cost more than half a percent of the time. A sample that a crash
+    cuts short is dropped."""
     counters = CounterFile(tmp_path, IDENTITY, [], {"offset_ns": 0, "error_ns": 0}, lambda: (0, 0, 0))
     counters.begin()
     for ms in (1000, 1004.9, 1005.1, 1010, 1010.2):
         counters.sample(round(ms * MS))
     counters.write()
     counters.close()
-    assert len(read_counters(counters_path(tmp_path, 0), {}).records) == 3
+    path = counters_path(tmp_path, 0)
+    assert len(read_counters(path, {}).records) == 3
+    path.write_bytes(path.read_bytes()[:-1])
+    assert len(read_counters(path, {}).records) == 2
 
 
 def test_a_new_run_forgets_the_end_clocks_of_an_earlier_one(tmp_path):
@@ -141,16 +133,9 @@ def test_what_is_missing_is_said_and_the_rest_is_read(tmp_path):
         assert lacking in str(read.missing)
     (run / "log.jsonl").unlink()
     assert read_run(run, allow_missing=True).log == []
-
-
-def test_nothing_left_is_an_error(tmp_path):
-    run = write_run(tmp_path, three_ranks(), NODES)
-    for rank in range(3):
-        trace_path(run / "traces", rank).write_text("{}\n")
+    trace_path(run / "traces", 0).write_text("{}\n")
     with pytest.raises(RunError, match="not a trace file"):
         read_run(run, allow_missing=True)
-    with pytest.raises(RunError, match="not a folder"):
-        read_run(tmp_path / "nowhere", allow_missing=True)
 
 
 def test_what_tracing_costs_is_counted(tmp_path):
@@ -171,7 +156,6 @@ def test_what_tracing_costs_is_counted(tmp_path):
         with tracer.step(step), tracer.phase("reduce"):
             wait_ns(2 * SAMPLE_NS)
     tracer.close()
-    assert tracer.spans == 2
     assert tracer.traced_ns == round(tracer.seconds("step") * 1e9) >= 3 * SAMPLE_NS
     assert len(spent_ns) == 3, "at both ends of the step, and at the phase's"
     reading = tracer.counters_ns / tracer.traced_ns

@@ -1,19 +1,17 @@
 """The pipeline's bubble, taken apart, against numbers counted by hand; and who waits for whom in groups of ranks."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 
 from scripts.prediction.run_prediction import own_schedule
 from tests.support.make_run import write_run
 from tests.support.pipeline_runs import make_shared, places_of
+from tests.unit.test_wait_states import states_ms
 from traces import read_run
 from traces.plots.lanes import lane_order, lanes_of
 from traces.read.analysis import measure
-from traces.read.efficiency import efficiency, ideal_runtimes
+from traces.read.efficiency import ideal_runtimes
 from traces.read.pipeline_times import bubbles_ns, pipeline_of, shortest_forwards
-from traces.read.waits import STATES, find_wait_states
 from traces.record.phases import STEP
 from traces.verdict.summary import measure_runs
 
@@ -194,16 +192,6 @@ def test_a_run_without_stages_has_no_bubble(tmp_path):
     assert waited_s(run) == [0, 0, 0, 0]
 
 
-def test_the_bubble_is_serialization(tmp_path):
-    """POP's factors are defined as ever: stages that wait for each other wait on any network."""
-    run = make_shared(tmp_path, steps=4, update_ms=0.01, hop_ms=0.0, noise=0.0)
-    times = measure(run)
-    found = efficiency(times, ideal_runtimes(run, times))
-    assert found.load_balance == pytest.approx(1)
-    assert found.serialization == pytest.approx(8 / 11, rel=0.02)
-    assert found.transfer == pytest.approx(1, abs=0.01)
-
-
 # --- who meets whom ---
 
 # Ranks 0 to 7 of two copies of two parts of two stages are neighbours by part, then by copy, then by stage.
@@ -217,21 +205,13 @@ MEET = {
 }
 
 
-def waited_ms(run):
-    """{(rank that waited, state, rank waited for): ms in all}."""
-    states, total = find_wait_states(run), Counter()
-    for place, state, cause, seconds in zip(states.place, states.state, states.cause, states.seconds, strict=True):
-        total[int(place), STATES[state], int(cause)] += float(seconds * 1e3)
-    return dict(total)
-
-
 @pytest.mark.parametrize("phase", MEET)
 def test_ranks_wait_for_those_alone_whom_they_meet(phase, tmp_path):
     """Rank r comes at 10 r ms, and the data of each group has moved 5 ms after its last one."""
     ends = {rank: 10 * group[-1] + 5 for group in MEET[phase] for rank in group}
     run = read(tmp_path, [[(1, phase, -1, 10 * rank, ends[rank])] for rank in range(8)], (2, 2, 2))
     expected = {(rank, "wait_at_nxn", group[-1]): 10.0 * (group[-1] - rank) for group in MEET[phase] for rank in group}
-    assert waited_ms(run) == pytest.approx({who: ms for who, ms in expected.items() if ms})
+    assert states_ms(run) == pytest.approx({who: ms for who, ms in expected.items() if ms})
 
 
 def test_groups_that_call_unequally_often_do_not_shift_each_other(tmp_path):
@@ -242,7 +222,7 @@ def test_groups_that_call_unequally_often_do_not_shift_each_other(tmp_path):
         [(1, "tensor", -1, 100, 130)],
         [(1, "tensor", -1, 120, 130)],
     ]
-    found = waited_ms(read(tmp_path, spans, (1, 2, 2)))
+    found = states_ms(read(tmp_path, spans, (1, 2, 2)))
     assert found == pytest.approx({(0, "wait_at_nxn", 1): 4.0, (2, "wait_at_nxn", 3): 20.0})
 
 

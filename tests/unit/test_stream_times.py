@@ -1,29 +1,61 @@
 """stream_times.py: phases of a GPU that lags behind its host, against what the simulated GPU did, and when."""
 
 import random
-from functools import partial
 
 import numpy as np
 import pytest
 
-from tests.support.fake_stream import FakeDevice
-from tests.support.traced_stream import NEAR_NS, assert_in_order, ms_of, near, spans_in, stream_tracer
+from tests.support.fake_stream import FakeDevice, ProfiledDevice
+from tests.support.make_run import IDENTITY
+from traces import Tracer
 from traces.read import analysis
 from traces.read.runs import Run
 from traces.read.trace_files import read_trace
-from traces.record import files
+from traces.record import files, recorder, stream_times
 from traces.record.phases import COMPUTE, EXCHANGE, NAMES, STEP
 from traces.record.stream_times import EVENTS, GPU_PHASES
+
+NEAR_NS = 20_000  # a few calls of the device, and its clock's error
 
 
 @pytest.fixture
 def new_tracer(monkeypatch, tmp_path):
-    return partial(stream_tracer, monkeypatch, tmp_path)
+    """Return a function that makes a tracer on a device's clock."""
+
+    def make(device, **options):
+        for module in (recorder, stream_times):
+            monkeypatch.setattr(module, "perf_counter_ns", device.now)
+        return Tracer(tmp_path, IDENTITY, device=device, **options)
+
+    return make
 
 
 @pytest.fixture
 def spans_of(tmp_path):
-    return partial(spans_in, tmp_path)
+    """Return a function that closes a tracer and returns [(name, start, end) in ns] of its file."""
+
+    def read(tracer):
+        tracer.close()
+        records = read_trace(files.trace_path(tmp_path, 0)).records
+        return [(NAMES[phase], int(start), int(end)) for _, phase, _, start, end, _ in records.tolist()]
+
+    return read
+
+
+def ms_of(spans):
+    return [(name, (end - start) / 1e6) for name, start, end in spans]
+
+
+def near(*named):
+    return [(name, pytest.approx(ms, abs=NEAR_NS / 1e6)) for name, ms in named]
+
+
+def assert_in_order(spans):
+    """Without overlap, within their step."""
+    *phases, (name, step_start, step_end) = spans
+    assert name == STEP
+    edges = [step_start, *(edge for _, start, end in phases for edge in (start, end)), step_end]
+    assert edges == sorted(edges)
 
 
 def test_phases_last_as_long_as_the_gpu_takes(new_tracer, spans_of):
@@ -219,3 +251,69 @@ def test_a_phase_ends_when_the_gpu_says(new_tracer, spans_of, monkeypatch):
         ends = device.free_ns
     ((_, _, end), _) = spans_of(tracer)
     assert end == pytest.approx(ends, abs=2_000)
+
+
+# --- what breaks into a phase: an exchange, an error of the host's, the GPU's own ---
+
+
+def test_an_interruption_on_the_stream(new_tracer, spans_of):
+    """What the phase does before it and after it are two spans of the GPU's; all of it is queued at once."""
+    device = ProfiledDevice()
+    tracer = new_tracer(device, on_stream=(*GPU_PHASES, "allgather"))
+    with tracer.step(1), tracer.phase("backward"):
+        for _ in range(2):
+            device.queue(10)
+            with tracer.interruption("allgather", bytes=8):
+                device.queue(3)
+            with tracer.interruption("wait"):
+                device.run(0.1)
+        device.queue(2)
+    part = [("backward", 10), ("allgather", 3), ("backward", 0), ("wait", 0)]
+    spans = spans_of(tracer)
+    assert ms_of(spans) == near(*part, *part, ("backward", 2), (STEP, 28))
+    assert_in_order(spans)
+    names = ["backward", "allgather", "backward", "wait"] * 2
+    assert device.opened == [(0, "step 1"), *((1, name) for name in [*names, "backward"])]
+    assert device.depth == 0
+
+
+class StuckError(Exception):
+    """What CUDA would say."""
+
+
+def failing_step(tracer, device, device_error):
+    """Backward hangs or fails on the GPU, then the host fails on its own."""
+    with tracer.step(1):
+        with tracer.phase("forward"):
+            device.queue(10)
+        device.run(15)
+        with tracer.phase("backward"):
+            device.queue(50)
+            device.run(5)
+            device.error, device.waits = device_error, 0
+            raise KeyError
+
+
+@pytest.mark.parametrize("device_error", [None, StuckError()])
+def test_an_error_in_a_phase_waits_for_nobody(new_tracer, spans_of, device_error):
+    """It comes through, though the GPU hangs or fails; what the GPU has passed keeps its time; the tracer goes on."""
+    device = ProfiledDevice()
+    tracer = new_tracer(device)
+    with pytest.raises(KeyError):
+        failing_step(tracer, device, device_error)
+    assert device.waits == device.depth == 0
+    device.error = None
+    with tracer.step(2), tracer.phase("forward"):
+        device.queue(10)
+    spans = spans_of(tracer)
+    unknown, known = (("forward", 20), ("backward", 0)), (("forward", 10), ("backward", 5))
+    assert ms_of(spans) == near(*(unknown if device_error else known), (STEP, 20), ("forward", 10), (STEP, 10))
+    assert_in_order(spans[:3])
+
+
+def test_the_gpus_own_error_ends_the_step(new_tracer):
+    device = FakeDevice()
+    tracer = new_tracer(device)
+    with pytest.raises(StuckError), tracer.step(1), tracer.phase("forward"):
+        device.error = StuckError()
+    tracer.close()

@@ -18,7 +18,7 @@ from tests.support.make_run import IDENTITY
 from traces import Tracer
 from traces.read.trace_files import read_at_end, read_counters, read_trace
 from traces.record.files import END_CLOCKS, END_LINKS, RECORD, CounterFile, counters_path, trace_path, write_at_end
-from traces.record.own_cost import tracing_share
+from traces.record.recorder import tracing_share
 
 ONE_CLOCK = {"offset_ns": 0, "error_ns": 0}
 PLACES = [{"rank": rank, "host": f"cn{rank}"} for rank in range(6)]

@@ -29,6 +29,8 @@ class StepTimes:
     seconds: (S, R, P) float64, of the phases inside the envelope; the last phase is the envelope itself
     waiting: (S, R, P) float64, the part of `seconds` spent waiting for another rank (exchange phases only)
     waits: per rank an int64 array as long as its records, nanoseconds waited
+    cells: per rank an int64 array as long as its records, each record's index in a flat (S, P) table; S * P outside the
+        steps' envelopes
     """
 
     steps: np.ndarray
@@ -38,6 +40,7 @@ class StepTimes:
     seconds: np.ndarray
     waiting: np.ndarray
     waits: list[np.ndarray]
+    cells: list[np.ndarray]
 
     @property
     def step_seconds(self) -> np.ndarray:
@@ -64,15 +67,12 @@ def measure(run: Run, warm_up: int = WARM_UP_STEPS) -> StepTimes:
     steps = steps[dropped:]
     start = start[dropped:]
     end = end[dropped:]
+    cells = [_cells(trace.records, steps, start[:, rank], end[:, rank]) for rank, trace in enumerate(run.ranks)]
     waits = find_waits(run)
-    seconds = np.empty((len(steps), len(run.ranks), len(NAMES)))
-    waiting = np.empty_like(seconds)
-    for rank, trace in enumerate(run.ranks):
-        records = trace.records
-        cell = cells(records, steps, start[:, rank], end[:, rank])
-        seconds[:, rank] = sum_by_cell(cell, records["end"] - records["start"], len(steps)) * 1e-9
-        waiting[:, rank] = sum_by_cell(cell, waits[rank], len(steps)) * 1e-9
-    return StepTimes(steps, dropped, start, end, seconds, waiting, waits)
+    lengths = [trace.records["end"] - trace.records["start"] for trace in run.ranks]
+    seconds = sum_by_cell(cells, lengths, len(steps)) * 1e-9
+    waiting = sum_by_cell(cells, waits, len(steps)) * 1e-9
+    return StepTimes(steps, dropped, start, end, seconds, waiting, waits, cells)
 
 
 def _complete_steps(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -88,17 +88,18 @@ def _complete_steps(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return steps, complete["start"], complete["end"]
 
 
-def cells(records: np.ndarray, steps: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return each record's index in a flat (S, P) table; S * P for records outside the steps' envelopes."""
+def _cells(records: np.ndarray, steps: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Return one rank's StepTimes.cells. start, end: (S,) its envelopes of the steps."""
     index = np.searchsorted(steps, records["step"]).clip(max=len(steps) - 1)
     inside = (records["step"] == steps[index]) & (records["start"] >= start[index]) & (records["end"] <= end[index])
     return np.where(inside, index * len(NAMES) + records["phase"], len(steps) * len(NAMES))
 
 
-def sum_by_cell(cell: np.ndarray, amounts: np.ndarray, steps: int) -> np.ndarray:
-    """Sum the amounts of records into an (S, P) table. cell: as `cells` returns them."""
+def sum_by_cell(cells: list[np.ndarray], amounts: list[np.ndarray], steps: int) -> np.ndarray:
+    """Sum the amounts of the ranks' records into an (S, ranks, P) table. cells: theirs, as in StepTimes."""
     size = steps * len(NAMES)
-    return np.bincount(cell, amounts, minlength=size + 1)[:size].reshape(steps, len(NAMES))
+    sums = [np.bincount(cell, amount, size + 1)[:size] for cell, amount in zip(cells, amounts, strict=True)]
+    return np.stack([one.reshape(steps, len(NAMES)) for one in sums], axis=1)
 
 
 def rates(run: Run, times: StepTimes) -> dict[str, float | bool | None]:

@@ -19,13 +19,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traces.read.analysis import StepTimes, cells
+from traces.read.analysis import StepTimes
 from traces.read.runs import Run
-from traces.read.waits import SYNCHRONIZING, groups
-from traces.record.phases import COMPUTE, INDEX, NAMES, PIPELINE
-
-_IS_SYNCHRONIZING = np.isin(np.arange(len(NAMES)), [INDEX[name] for name in (*SYNCHRONIZING, *PIPELINE)])
-SEND, RECV = (INDEX[name] for name in PIPELINE)
+from traces.read.waits import Calls, collect_calls
+from traces.record.phases import COMPUTE, NAMES
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class Efficiency:
 
 def efficiency(times: StepTimes, ideal_s: np.ndarray) -> Efficiency:
     """Return the efficiencies of all measured steps together. ideal_s: (S,) from ideal_runtimes."""
-    useful_s = times.seconds[:, :, [INDEX[name] for name in COMPUTE]].sum(axis=(0, 2))
+    useful_s = times.phase(*COMPUTE).sum(axis=0)
     mean = float(useful_s.mean())
     longest = float(useful_s.max())
     # Ranks that exchange nothing drift apart: then the run is as long as the slowest one computes.
@@ -75,11 +72,12 @@ def efficiency(times: StepTimes, ideal_s: np.ndarray) -> Efficiency:
 
 def ideal_runtimes(run: Run, times: StepTimes) -> np.ndarray:
     """Return (S,) seconds of each step if moving data took no time and all ranks began the step together."""
-    ranks = [_RankCalls(run, times, place) for place in range(len(run.ranks))]
+    calls = collect_calls(run)
+    ranks = [_RankCalls(calls, times, place) for place in range(len(run.ranks))]
     # Steps in which every rank makes the same calls are replayed together, with one array operation for a call.
     alike = defaultdict(list)
     for step in range(len(times.steps)):
-        alike[tuple(rank.calls(step) for rank in ranks)].append(step)
+        alike[tuple(tuple(rank.calls(step)) for rank in ranks)].append(step)
     result = np.zeros(len(times.steps))
     for steps in alike.values():
         result[steps] = _replay([_Replayed(rank, steps) for rank in ranks])
@@ -89,28 +87,21 @@ def ideal_runtimes(run: Run, times: StepTimes) -> np.ndarray:
 class _RankCalls:
     """One rank's exchanges and messages by step, and its own work between them."""
 
-    def __init__(self, run: Run, times: StepTimes, place: int):
-        records = run.ranks[place].records
-        start = times.start_ns[:, place]
-        end = times.end_ns[:, place]
-        cell = cells(records, times.steps, start, end)
-        step = np.where(_IS_SYNCHRONIZING[records["phase"]], cell // len(NAMES), len(times.steps))
-        order = np.lexsort((records["start"], step))
-        self.records = records[order[: (step < len(times.steps)).sum()]]
-        self.first = np.searchsorted(step[order], np.arange(len(times.steps) + 1))
-        self.number = run.ranks[place].identity["rank"]
-        self.start = start
-        self.end = end
-        # The group of a message is this rank: with the root, it names both ends.
-        group = groups(run)[self.records["phase"], place]
-        group = np.where(np.isin(self.records["phase"], (SEND, RECV)), self.number, group)
-        self._kinds = list(
-            zip(*(each.tolist() for each in (self.records["phase"], self.records["root"], group)), strict=True)
-        )
+    def __init__(self, calls: Calls, times: StepTimes, place: int):
+        self.start = times.start_ns[:, place]
+        self.end = times.end_ns[:, place]
+        own = np.flatnonzero(calls.place == place)
+        step = times.cells[place][calls.index[own]] // len(NAMES)
+        is_measured = step < len(times.steps)
+        own = own[is_measured]
+        self.records = calls.records[own]
+        self.first = np.searchsorted(step[is_measured], np.arange(len(times.steps) + 1))
+        columns = (calls.phase, calls.root, calls.group, calls.is_awaited, calls.waits)
+        self._calls = list(zip(*(column[own].tolist() for column in columns), strict=True))
 
-    def calls(self, step: int) -> tuple[tuple[int, int, int], ...]:
-        """Return the (phase, root, group) of each call in the step of this index."""
-        return tuple(self._kinds[self.first[step] : self.first[step + 1]])
+    def calls(self, step: int) -> list[tuple[int, int, int, bool, bool]]:
+        """Return (phase, root, group, is_awaited, waits) of each call in the step of this index, as in Calls."""
+        return self._calls[self.first[step] : self.first[step + 1]]
 
     def seconds(self, steps: list[int]) -> np.ndarray:
         """Return (S, calls + 1) seconds of work before each call and after the last. steps: with equally many calls."""
@@ -122,69 +113,55 @@ class _RankCalls:
 
 
 class _Replayed:
-    """A rank in a replay of S steps that are alike. clock: (S,) seconds since each step's start."""
+    """A rank in a replay of S steps that are alike. clock: (S,) seconds since each step's start.
+
+    missing: {call: number of awaited ranks that have not entered}. latest: {call: (S,) when the last of them entered}.
+    """
 
     def __init__(self, rank: _RankCalls, steps: list[int]):
-        self.number = rank.number
         self.seconds = rank.seconds(steps)
         self.clock = self.seconds[:, 0]
-        self._done = 0
+        self.done = 0
         # With the count of equal calls before it, a call is the same tuple on all ranks that meet in it.
         seen = Counter()
         self.calls = []
-        for call in rank.calls(steps[0]):
-            self.calls.append((*call, seen[call]))
-            seen[call] += 1
+        for *kind, is_awaited, waits in rank.calls(steps[0]):
+            self.calls.append(((*kind, seen[*kind]), is_awaited, waits))
+            seen[*kind] += 1
 
-    @property
-    def next_call(self) -> tuple[int, int, int, int] | None:
-        return self.calls[self._done] if self._done < len(self.calls) else None
+    def enter(self, missing: Counter, latest: dict) -> None:
+        """Enter the next call."""
+        call, is_awaited, _ = self.calls[self.done]
+        if is_awaited:
+            missing[call] -= 1
+            latest[call] = np.maximum(latest.get(call, 0.0), self.clock)
 
-    def leave(self, moment: np.ndarray) -> None:
-        self._done += 1
-        self.clock = moment + self.seconds[:, self._done]
+    def may_leave(self, missing: Counter) -> bool:
+        """Return whether all ranks that the call waits for have entered it."""
+        call, _, waits = self.calls[self.done]
+        return not waits or not missing[call]
+
+    def leave(self, missing: Counter, latest: dict) -> None:
+        """Leave the call, work, and enter the next one."""
+        call, _, waits = self.calls[self.done]
+        moment = np.maximum(self.clock, latest.get(call, 0.0)) if waits else self.clock
+        self.done += 1
+        self.clock = moment + self.seconds[:, self.done]
+        if self.done < len(self.calls):
+            self.enter(missing, latest)
 
 
 def _replay(ranks: list[_Replayed]) -> np.ndarray:
     """Return (S,) seconds until the last rank ends its step, on a network that takes no time."""
-    members = Counter(call for rank in ranks for call in rank.calls)
-    sent = {}
-    while True:
-        waiting = defaultdict(list)
-        for rank in ranks:
-            if rank.next_call is not None:
-                waiting[rank.next_call].append(rank)
-        if not waiting:
-            return np.max([rank.clock for rank in ranks], axis=0)
+    missing = Counter(call for rank in ranks for call, is_awaited, _ in rank.calls if is_awaited)
+    latest = {}
+    going = [rank for rank in ranks if rank.calls]
+    for rank in going:
+        rank.enter(missing, latest)
+    while going:
+        free = [rank for rank in going if rank.may_leave(missing)]
         # A call that other ranks do not match (a torn trace) must not stop the replay.
-        complete = [
-            call for call, present in waiting.items()
-            if len(present) == members[call] and (call[0] != RECV or _send_of(call) in sent)
-        ]  # fmt: skip
-        for call in complete or list(waiting)[:1]:
-            _pass(call, waiting[call], sent)
-
-
-def _send_of(call: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    """Return the send that belongs to a receive."""
-    _, sender, receiver, order = call
-    return SEND, receiver, sender, order
-
-
-def _pass(call: tuple[int, int, int, int], ranks: list[_Replayed], sent: dict) -> None:
-    """Let all ranks leave a call once those they wait for have entered. sent: {send: when it began}."""
-    phase, root, *_ = call
-    if phase in (SEND, RECV):
-        (rank,) = ranks
-        if phase == SEND:
-            sent[call] = rank.clock
-        return rank.leave(np.maximum(rank.clock, sent.get(_send_of(call), 0.0)) if phase == RECV else rank.clock)
-    last = np.max([rank.clock for rank in ranks], axis=0)
-    at_root = next((rank.clock for rank in ranks if rank.number == root), None)
-    for rank in ranks:
-        moment = last
-        if root >= 0 and phase == INDEX["bcast"]:
-            moment = rank.clock if at_root is None else np.maximum(rank.clock, at_root)
-        elif root >= 0 and phase == INDEX["reduce"]:
-            moment = last if rank.number == root else rank.clock
-        rank.leave(moment)
+        for rank in free or going[:1]:
+            rank.leave(missing, latest)
+        going = [rank for rank in going if rank.done < len(rank.calls)]
+    return np.max([rank.clock for rank in ranks], axis=0)

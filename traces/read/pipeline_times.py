@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traces.read.analysis import StepTimes, cells, sum_by_cell
+from traces.read.analysis import StepTimes, sum_by_cell
 from traces.read.runs import Run
-from traces.record.phases import INDEX, PIPELINE
+from traces.read.waits import count_before
+from traces.record.phases import INDEX, NAMES, PIPELINE
 
 FORWARD = INDEX["forward"]
 BACKWARD = INDEX["backward"]
@@ -85,22 +86,14 @@ def pipeline_of(run: Run, times: StepTimes) -> PipelineTimes | None:
     settings = run.config["settings"]
     microbatches = int(settings.get("grad_accum") or 1)
     computing = times.phase("forward", "backward", "tensor") - times.waiting_in("tensor")
+    waited_s = sum_by_cell(times.cells, bubbles_ns(run, times.waits), len(times.steps)).sum(axis=2) * 1e-9
     of_stages = [np.median(computing[:, run.mesh.stage == stage], axis=1) for stage in range(run.mesh.stages)]
     return PipelineTimes(
         microbatches,
         np.array([np.median(seconds) for seconds in of_stages]) / microbatches,
-        float(np.median(_waiting(run, times).mean(axis=1))),
+        float(np.median(waited_s.mean(axis=1))),
         tuple(map(int, filter(None, (settings.get("pipeline_layers") or "").split(",")))),
     )
-
-
-def _waiting(run: Run, times: StepTimes) -> np.ndarray:
-    """Return (S, R) seconds that each rank waited for other stages of its replica."""
-    waited = np.zeros(times.start_ns.shape)
-    for place, bubbles in enumerate(bubbles_ns(run, times.waits)):
-        cell = cells(run.ranks[place].records, times.steps, times.start_ns[:, place], times.end_ns[:, place])
-        waited[:, place] = sum_by_cell(cell, bubbles, len(times.steps)).sum(axis=1) * 1e-9
-    return waited
 
 
 def bubbles_ns(run: Run, waits: list[np.ndarray]) -> list[np.ndarray]:
@@ -156,11 +149,7 @@ def passes_of(records: np.ndarray) -> Passes:
     last = following[np.searchsorted(following, first, side="right")] - 1
     step = own["step"][first]
     phase = own["phase"][first]
-    microbatch = np.zeros(len(first), np.int64)
-    for kind in (FORWARD, BACKWARD):
-        of_kind = np.flatnonzero(phase == kind)
-        steps = step[of_kind]
-        microbatch[of_kind] = np.arange(len(of_kind)) - np.searchsorted(steps, steps)
+    microbatch = count_before(step.astype(np.int64) * len(NAMES) + phase)
     return Passes(step, phase, microbatch, own["start"][first], own["end"][last])
 
 

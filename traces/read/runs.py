@@ -202,13 +202,12 @@ def _with_calls(folder: Path, trace: RankTrace, end_clocks: dict[int, dict], gap
         identity, calls = read_calls(path, end_clocks, most_bytes)
         if identity != trace.identity:
             raise ValueError("another rank or another run wrote it")
+        return replace(trace, calls=calls)
     except RunError as error:
         gaps.found.append(f"{error}; it is left out")
-        return trace
     except (OSError, ValueError) as error:
         gaps.left_out(path, error)
-        return trace
-    return replace(trace, calls=calls)
+    return trace
 
 
 def _read_all_counters(

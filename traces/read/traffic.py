@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traces.read.analysis import StepTimes, cells, sum_by_cell
+from traces.read.analysis import StepTimes, sum_by_cell
 from traces.read.runs import Run
-from traces.record.phases import COMPUTE, EXCHANGE, INDEX, NAMES, STEP
+from traces.record.phases import COMPUTE, EXCHANGE, INDEX, STEP
 
 WAYS = ("in", "out")
 
@@ -58,32 +58,16 @@ def node_traffic(run: Run, times: StepTimes) -> NodeTraffic | None:
     if set(nodes) - set(counters):
         return None
     places = [run.rank_nodes.index(node) for node in nodes]  # the first rank of a node is its leader
-    amounts = np.empty((len(WAYS), len(times.steps), len(nodes), len(NAMES)))
-    for index, (node, place) in enumerate(zip(nodes, places, strict=True)):
-        records = run.ranks[place].records
-        samples = counters[node]
-        cell = cells(records, times.steps, times.start_ns[:, place], times.end_ns[:, place])
-        for way, counter in enumerate(WAYS):
-            start, end = (np.interp(records[edge], samples["time"], samples[counter]) for edge in ("start", "end"))
-            amounts[way, :, index] = sum_by_cell(cell, end - start, len(times.steps))
+    amounts = []
+    for way in WAYS:
+        grown = []
+        for node, place in zip(nodes, places, strict=True):
+            records = run.ranks[place].records
+            samples = counters[node]
+            start, end = (np.interp(records[edge], samples["time"], samples[way]) for edge in ("start", "end"))
+            grown.append(end - start)
+        amounts.append(sum_by_cell([times.cells[place] for place in places], grown, len(times.steps)))
     return NodeTraffic(nodes, places, *amounts, times.seconds[:, places])
-
-
-def utilisation(traffic: NodeTraffic, links: list[dict], way: str) -> np.ndarray:
-    """Return (M,) fraction of its link's rate that a node used in its busiest exchange phase; nan without a link."""
-    rate = {link["node"]: link[way] for link in links}
-    limits = np.array([rate.get(node, np.nan) for node in traffic.nodes])
-    return traffic.exchange_rate(way) / limits
-
-
-def against_schedule(traffic: NodeTraffic, bytes_in: np.ndarray, bytes_out: np.ndarray) -> dict[str, np.ndarray]:
-    """Return {"in", "out"}: (M,) counted bytes of a step over the bytes of the strategy's messages; nan if these are 0.
-
-    bytes_in, bytes_out: (M,) of one exchange. Without other traffic the ratio is 1.00 on virtual hosts, and 1.045 over
-    Ethernet, where a network card counts the headers of each frame.
-    """
-    expected = {"in": np.asarray(bytes_in, float), "out": np.asarray(bytes_out, float)}
-    return {way: traffic.step_bytes(way) / np.where(expected[way] > 0, expected[way], np.nan) for way in WAYS}
 
 
 def hidden_share(traffic: NodeTraffic) -> np.ndarray:
@@ -101,7 +85,6 @@ def hidden_exchange_s(times: StepTimes, traffic: NodeTraffic | None) -> float | 
     """
     if traffic is None:
         return None
-    waiting_s = times.waiting[:, :, [INDEX[name] for name in EXCHANGE]].sum(axis=2)
-    transfer_s = (times.phase(*EXCHANGE) - waiting_s).max(axis=1)
+    transfer_s = (times.phase(*EXCHANGE) - times.waiting_in(*EXCHANGE)).max(axis=1)
     hidden = hidden_share(traffic)
     return float(np.median(transfer_s * hidden / np.maximum(1 - hidden, 1e-9)))

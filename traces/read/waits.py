@@ -3,14 +3,14 @@
 The calls of one collective have the same group, step, phase, root and order: the second "reduce" to root 3 in step 17
 is the same collective on every rank that took part. A rank that skips a phase is in none of its collectives. Ranks that
 share a model exchange gradients with those that hold the same model shard, and other phases have other groups
-(`groups`). The third receive from rank 1 in step 17 belongs to rank 1's third send to the receiver, and waits until
-that send begins. This is a late_sender, too.
+(`groups`). A message between pipeline stages is matched like a broadcast of its sender to its receiver: the third
+receive from rank 1 in step 17 belongs to rank 1's third send to that rank, and waits until the send begins.
 
 The wait states are Scalasca's:
 
     late_broadcast   in a bcast, all but the root wait until the root enters
     early_reduce     the root of a reduce waits until the first other rank enters: the root was early
-    late_sender      then the root waits until the last rank enters: that rank is late
+    late_sender      then the root waits until the last rank enters: that rank is late. Also the wait for a message
     wait_at_nxn      where all wait for all (allreduce, reduce_scatter, allgather, the sums of "wait"), until the last
 
 The other ranks of a reduce send and leave: all their time is transfer. Of the ranks that it needs, a rank waits for the
@@ -25,71 +25,77 @@ from traces.read.runs import Run
 from traces.record.phases import BETWEEN_TWO, EXCHANGE, INDEX, NAMES, PIPELINE
 
 STATES = ("late_broadcast", "early_reduce", "late_sender", "wait_at_nxn")
-COLLECTIVE = tuple(name for name in EXCHANGE if name not in BETWEEN_TWO)
-# The phases in which ranks meet.
-SYNCHRONIZING = (*COLLECTIVE, "wait")
+# The phases in which groups of ranks meet.
+SYNCHRONIZING = (*(name for name in EXCHANGE if name not in BETWEEN_TWO), "wait")
 # Ranks that are equal on these axes are a phase's group; in all other phases of EXCHANGE, on "part" and "stage".
 ALIKE = {"tensor": ("copy", "stage"), "lend": ("copy", "stage"), "norm": ("copy",), "wait": ()}
 ALIKE |= dict.fromkeys(BETWEEN_TWO, ("copy", "part"))
+_MEETS = np.isin(np.arange(len(NAMES)), [INDEX[name] for name in (*SYNCHRONIZING, *PIPELINE)])
+_SEND, _RECV = (INDEX[name] for name in PIPELINE)
 
 
 @dataclass(frozen=True)
-class MatchedCalls:
-    """All ranks' records of some phases, C of them, rank after rank.
+class Calls:
+    """All ranks' calls in which they meet others, C of them, rank after rank.
 
-    records: (C,) RECORD. place: (C,) index of the rank in run.ranks. rank: (C,) its number. index: (C,) the record's
-    index among its rank's. collective: (C,) equal for the calls of one collective.
+    records: (C,) RECORD. place: (C,) index of the rank in run.ranks. index: (C,) the record's index among its rank's.
+    phase, root, group: (C,) int64, equal in the calls of one collective. For a message: "recv", its sender, its
+    receiver. is_awaited: (C,) bool, others wait until this call begins. waits: (C,) bool, it waits for those.
     """
 
     records: np.ndarray
     place: np.ndarray
-    rank: np.ndarray
     index: np.ndarray
-    collective: np.ndarray
+    phase: np.ndarray
+    root: np.ndarray
+    group: np.ndarray
+    is_awaited: np.ndarray
+    waits: np.ndarray
 
-    @property
-    def has_root(self) -> np.ndarray:
-        return self.records["root"] >= 0
+    def collectives(self) -> np.ndarray:
+        """Return (C,) int64: the number of each call's collective."""
+        kind = self.records["step"].astype(np.int64) * len(NAMES) + self.phase
+        kind = kind * (int(self.root.max(initial=0)) + 2) + self.root + 1
+        kind = kind * (int(self.group.max(initial=0)) + 2) + self.group + 1
+        bounds = np.flatnonzero(np.diff(self.place)) + 1
+        order = np.concatenate([count_before(part) for part in np.split(kind, bounds)])
+        return np.unique(kind * (order.max(initial=0) + 1) + order, return_inverse=True)[1]
 
-    @property
-    def is_root(self) -> np.ndarray:
-        return self.records["root"] == self.rank
-
-    @property
-    def is_bcast(self) -> np.ndarray:
-        return self.records["phase"] == INDEX["bcast"]
-
-    def waited_for(self, last: bool) -> np.ndarray:
-        """Find the last, or first, call that others wait for in each call's collective: (C,) indices of calls.
+    def awaited_in(self, collective: np.ndarray, last: bool) -> np.ndarray:
+        """Find the last, or first, call that is awaited in each call's collective: (C,) indices of calls.
 
         A call whose collective has no such call is given its own index.
         """
         order = np.argsort(self.records["start"] if last else -self.records["start"], kind="stable")
-        # Others wait for the root of a bcast, and for all but the root of a reduce.
-        is_waited_for = ~self.has_root | (self.is_root == self.is_bcast)
-        order = order[is_waited_for[order]]
-        found = np.full(self.collective.max(initial=-1) + 1, -1)
-        found[self.collective[order]] = order  # the last assignment to an index stays
-        return np.where(found[self.collective] < 0, np.arange(len(self.records)), found[self.collective])
+        order = order[self.is_awaited[order]]
+        found = np.full(collective.max(initial=-1) + 1, -1)
+        found[collective[order]] = order  # the last assignment to an index stays
+        return np.where(found[collective] < 0, np.arange(len(collective)), found[collective])
 
     def until_ns(self, others: np.ndarray) -> np.ndarray:
         """Return (C,) ns that each call waits until the other enters, at most its duration; 0 if it need not wait."""
         start = self.records["start"]
         end = self.records["end"]
-        may_wait = ~self.has_root | (self.is_root != self.is_bcast)
-        return np.where(may_wait, np.clip(start[others] - start, 0, end - start), 0)
+        return np.where(self.waits, np.clip(start[others] - start, 0, end - start), 0)
 
 
-def collect_calls(run: Run, phases: tuple[str, ...]) -> MatchedCalls:
-    """Collect the calls of these phases, matched across ranks."""
-    chosen_phase = np.isin(np.arange(len(NAMES)), [INDEX[name] for name in phases])
-    index = [np.flatnonzero(chosen_phase[trace.records["phase"]]) for trace in run.ranks]
-    counts = [len(one) for one in index]
+def collect_calls(run: Run) -> Calls:
+    """Collect the calls of all ranks."""
+    index = [np.flatnonzero(_MEETS[trace.records["phase"]]) for trace in run.ranks]
+    place = np.repeat(np.arange(len(index)), [len(one) for one in index])
     records = np.concatenate([trace.records[one] for trace, one in zip(run.ranks, index, strict=True)])
-    place = np.repeat(np.arange(len(index)), counts)
     rank = np.array(run.rank_numbers)[place]
     group = groups(run)[records["phase"], place]
-    return MatchedCalls(records, place, rank, np.concatenate(index), _match(records, group, np.cumsum(counts)[:-1]))
+    is_send = records["phase"] == _SEND
+    receiver = np.where(is_send, records["root"], rank)
+    phase = np.where(is_send, _RECV, records["phase"]).astype(np.int64)
+    root = np.where(is_send, rank, records["root"]).astype(np.int64)
+    group = np.where(phase == _RECV, receiver, group)
+    # Others wait for the root of a bcast, and for all but the root of a reduce.
+    is_from_root = np.isin(phase, (INDEX["bcast"], _RECV))
+    is_awaited = (root < 0) | ((root == rank) == is_from_root)
+    waits = (root < 0) | ((root == rank) != is_from_root)
+    return Calls(records, place, np.concatenate(index), phase, root, group, is_awaited, waits)
 
 
 def groups(run: Run) -> np.ndarray:
@@ -101,16 +107,7 @@ def groups(run: Run) -> np.ndarray:
     return found
 
 
-def _match(calls: np.ndarray, group: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """Return (C,) int64: the number of each call's collective. bounds: where the calls of the next rank begin."""
-    roots = int(calls["root"].max(initial=0)) + 2
-    kind = (calls["step"].astype(np.int64) * len(NAMES) + calls["phase"]) * roots + calls["root"] + 1
-    kind = kind * (int(group.max(initial=0)) + 1) + group
-    order = np.concatenate([_occurrence(part) for part in np.split(kind, bounds)])
-    return np.unique(kind * (order.max(initial=0) + 1) + order, return_inverse=True)[1]
-
-
-def _occurrence(kind: np.ndarray) -> np.ndarray:
+def count_before(kind: np.ndarray) -> np.ndarray:
     """Count the equal entries before each entry: [7, 9, 7, 7] gives [0, 0, 1, 2]."""
     by_kind = np.argsort(kind, kind="stable")
     position = np.arange(len(kind))
@@ -120,65 +117,24 @@ def _occurrence(kind: np.ndarray) -> np.ndarray:
     return count
 
 
-def find_waits(run: Run) -> list[np.ndarray]:
-    """Return the ns that each record waited: per rank an int64 array as long as its records, 0 outside exchanges."""
-    calls = collect_calls(run, COLLECTIVE)
-    received = find_receives(run)
-    result = [np.zeros(len(trace.records), np.int64) for trace in run.ranks]
-    for found, waits in ((calls, calls.until_ns(calls.waited_for(last=True))), (received, received.waits_ns)):
-        for place, all_waits in enumerate(result):
-            own = found.place == place
-            all_waits[found.index[own]] = waits[own]
-    return result
-
-
-@dataclass(frozen=True)
-class Receives:
-    """All ranks' receives from neighbouring stages that were matched with a send, C of them.
-
-    step: (C,). place, sender: (C,) indices in run.ranks. index: (C,) the record's index among its rank's. waits_ns:
-    (C,) from each receive's entry until its send began, at most its duration.
-    """
-
-    step: np.ndarray
-    place: np.ndarray
-    sender: np.ndarray
-    index: np.ndarray
-    waits_ns: np.ndarray
-
-
-def find_receives(run: Run) -> Receives:
-    """Match a rank's n-th receive from a sender in a step with that sender's n-th send to it in the step."""
-    calls = collect_calls(run, PIPELINE)
-    step = calls.records["step"]
-    root = calls.records["root"]
-    start = calls.records["start"]
-    is_send = calls.records["phase"] == INDEX["send"]
-    ends = np.stack([step, np.where(is_send, calls.rank, root), np.where(is_send, root, calls.rank)], axis=1)
-    kind = np.unique(ends, axis=0, return_inverse=True)[1].ravel()
-    sends = np.flatnonzero(is_send)
-    receives = np.flatnonzero(~is_send)
-    keys = (kind[some] * (len(kind) + 1) + _occurrence(kind[some]) for some in (receives, sends))
-    _, matched_receives, matched_sends = np.intersect1d(*keys, assume_unique=True, return_indices=True)
-    receives = receives[matched_receives]
-    sends = sends[matched_sends]
-    waits_ns = np.clip(start[sends] - start[receives], 0, calls.records["end"][receives] - start[receives])
-    return Receives(step[receives], calls.place[receives], calls.place[sends], calls.index[receives], waits_ns)
-
-
 @dataclass(frozen=True)
 class WaitStates:
     """All waits longer than 0 ns, W of them.
 
     step: (W,) step number. place, cause: (W,) index in run.ranks of the rank that waited, and of the one it waited for.
-    state: (W,) index into STATES. seconds: (W,) float64.
+    index: (W,) of the record in which it waited among its rank's. state: (W,) index into STATES. nanoseconds: (W,).
     """
 
     step: np.ndarray
     place: np.ndarray
     cause: np.ndarray
+    index: np.ndarray
     state: np.ndarray
-    seconds: np.ndarray
+    nanoseconds: np.ndarray
+
+    @property
+    def seconds(self) -> np.ndarray:
+        return self.nanoseconds * 1e-9
 
     def per_step(self, steps: np.ndarray, ranks: int) -> np.ndarray:
         """Return (S, R, len(STATES)) seconds that each rank waited in each of the steps."""
@@ -198,29 +154,40 @@ class WaitStates:
 
 
 def find_wait_states(run: Run) -> WaitStates:
-    calls = collect_calls(run, SYNCHRONIZING)
-    last = calls.waited_for(last=True)
-    first = calls.waited_for(last=False)
-    is_reduce_root = calls.is_root & (calls.records["phase"] == INDEX["reduce"])
+    calls = collect_calls(run)
+    collective = calls.collectives()
+    last = calls.awaited_in(collective, last=True)
+    first = calls.awaited_in(collective, last=False)
     waits = calls.until_ns(last)
-    early = np.where(is_reduce_root, np.minimum(waits, calls.until_ns(first)), 0)
-    kinds = [calls.has_root & calls.is_bcast, is_reduce_root]
-    late_states = [STATES.index("late_broadcast"), STATES.index("late_sender")]
-    late_state = np.select(kinds, late_states, STATES.index("wait_at_nxn"))
+    has_root = calls.root >= 0
+    is_reduce = has_root & (calls.phase == INDEX["reduce"])
+    early = np.where(is_reduce, np.minimum(waits, calls.until_ns(first)), 0)
+    late_state = np.full(len(waits), STATES.index("wait_at_nxn"))
+    late_state[has_root & (calls.phase == INDEX["bcast"])] = STATES.index("late_broadcast")
+    late_state[is_reduce | (calls.phase == _RECV)] = STATES.index("late_sender")
     early_state = np.full(len(waits), STATES.index("early_reduce"))
     # Each call appears twice: its wait for the last rank, and its wait for the first.
-    call = np.tile(np.arange(len(waits)), 2)
     nanoseconds = np.concatenate([waits - early, early])
-    state = np.concatenate([late_state, early_state])
-    cause = calls.place[np.concatenate([last, first])]
-    kept = nanoseconds > 0
-    call = call[kept]
-    received = find_receives(run)
-    late = received.waits_ns > 0
+    kept = np.flatnonzero(nanoseconds)
+    call = np.tile(np.arange(len(waits)), 2)[kept]
     return WaitStates(
-        step=np.concatenate([calls.records["step"][call], received.step[late]]),
-        place=np.concatenate([calls.place[call], received.place[late]]),
-        cause=np.concatenate([cause[kept], received.sender[late]]),
-        state=np.concatenate([state[kept], np.full(late.sum(), STATES.index("late_sender"))]),
-        seconds=np.concatenate([nanoseconds[kept], received.waits_ns[late]]) * 1e-9,
+        step=calls.records["step"][call],
+        place=calls.place[call],
+        cause=calls.place[np.concatenate([last, first])[kept]],
+        index=calls.index[call],
+        state=np.concatenate([late_state, early_state])[kept],
+        nanoseconds=nanoseconds[kept],
     )
+
+
+def find_waits(run: Run) -> list[np.ndarray]:
+    """Return the ns that each record waited: per rank an int64 array as long as its records, 0 outside exchanges."""
+    states = find_wait_states(run)
+    result = []
+    for place, trace in enumerate(run.ranks):
+        own = states.place == place
+        waits = np.zeros(len(trace.records), np.int64)
+        np.add.at(waits, states.index[own], states.nanoseconds[own])
+        waits[trace.records["phase"] == INDEX["wait"]] = 0
+        result.append(waits)
+    return result

@@ -1,5 +1,6 @@
 """Tracer: time the phases of each step on one rank and write them to the rank's trace file."""
 
+import os
 from contextlib import contextmanager, suppress
 from time import perf_counter_ns
 
@@ -13,13 +14,11 @@ from traces.record.stream_times import GPU_PHASES, StreamTimes
 # crash loses at most a second.
 WRITE_AT_STEP_END_NS = 500_000_000
 WRITE_AT_PHASE_END_NS = 1_000_000_000
+PROBES = 500  # spans that tracing_share measures: they take a millisecond
 
 
 class TracedCall:
-    """A call that begins when this is created: call `ended()` when it is complete, or put a with block around it.
-
-    file: None where nothing is written.
-    """
+    """A call that begins when this is created. file: None where nothing is written."""
 
     __slots__ = ("_call", "_file")
 
@@ -107,19 +106,42 @@ class Tracer:
                 self._counters.begin()
         self._write()
 
+    @contextmanager
     def step(self, number: int):
-        """Return a context manager for the step `number`, counted from 1. It resets the sums of `seconds`."""
-        return _Step(self, number)
+        """Time the step `number`, counted from 1. Its beginning resets the sums of `seconds`."""
+        if self._in_step or self._phase:
+            raise RuntimeError(f"step {number} opened inside another step or phase; close that one first")
+        if self._stream is not None:
+            self._stream.begin_step(number)
+        self._in_step = True
+        self._step_number = number
+        self._writing = self._is_traced(number)
+        self._spent = dict.fromkeys(NAMES, 0)
+        if self._writing:
+            self._begin_step(number)
+        start = perf_counter_ns()
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            if self._stream is not None:
+                self._stream.end_step(failed)
+            self._end_step(start, perf_counter_ns(), failed)
 
     def phase(self, name: str, bytes: int = 0, root: int | None = None):
-        """Return a context manager for a phase. bytes: of this rank in the exchange. root: a world rank or None."""
+        """Return a context manager for a phase.
+
+        bytes: of the vector that this rank exchanges, as it lies in memory: in training float32, whatever the wire.
+        root: a world rank or None.
+        """
         return self._new_phase(self, check_phase(name), bytes, -1 if root is None else root)
 
     def call(self, name: str, bytes: int, root: int) -> TracedCall:
         """Begin a call that overlaps others: call `ended()` when it is complete, or put a with block around it.
 
-        It counts in no phase's seconds. name: the phase that it is part of. bytes, root: as in `phase`, of this call.
-        With a GPU nothing is written, as queued work takes its time later.
+        It counts in no phase's seconds. name: the phase that it is part of. bytes: of its message in the wire's format.
+        root: a world rank. With a GPU nothing is written, as queued work takes its time later.
         """
         is_written = self._writing and self._stream is None
         return TracedCall(self._calls if is_written else None, self._step_number, name, bytes, root)
@@ -184,15 +206,6 @@ class Tracer:
         for file in self._files:
             file.close()
 
-    @property
-    def spans(self) -> int:
-        """Spans written so far."""
-        return sum(file.written for file in self._files if file is not self._counters)
-
-    def written_bytes(self) -> int:
-        """Return the bytes of this rank's files, without headers."""
-        return sum(file.written_bytes for file in self._files)
-
     def _is_traced(self, step: int) -> bool:
         return self._may_write and step in self._steps
 
@@ -204,12 +217,25 @@ class Tracer:
         if self._counters is not None:
             self._counters.read_at(perf_counter_ns())
 
-    def _forget_step(self) -> None:
-        """Drop the records of the current step."""
-        for records, count in self._marks:
-            del records[count:]
-        if self._counters is not None:
-            self._counters.spent_ns = self._marked_counters_ns
+    def _end_step(self, start: int, end: int, failed: bool) -> None:
+        """Keep the records of the step or drop them. failed: the step ended the run, and is kept."""
+        self._in_step = False
+        self._spent[STEP] = end - start
+        if not self._writing:
+            return
+        if self._keeps or failed:
+            self.traced_ns += end - start
+            self._trace.records.append((self._step_number, INDEX[STEP], -1, start, end, 0))
+            if self._counters is not None:
+                self._counters.read_at(end)
+        else:
+            for records, count in self._marks:
+                del records[count:]
+            if self._counters is not None:
+                self._counters.spent_ns = self._marked_counters_ns
+        self._keeps = True
+        if end - self._written_at >= WRITE_AT_STEP_END_NS:
+            self._write()
 
     def _write(self) -> None:
         """Hand the records to the operating system."""
@@ -218,52 +244,10 @@ class Tracer:
         with self._or_stop():
             for file in self._files:
                 file.write()
-            if self.written_bytes() >= self._most_bytes:
+            if sum(file.written_bytes for file in self._files) >= self._most_bytes:
                 self.is_full = True
                 self._close_files()
         self._written_at = perf_counter_ns()
-
-
-class _Step:
-    __slots__ = ("_number", "_start", "_tracer")
-
-    def __init__(self, tracer: Tracer, number: int):
-        self._tracer = tracer
-        self._number = number
-
-    def __enter__(self):
-        tracer = self._tracer
-        if tracer._in_step or tracer._phase:
-            raise RuntimeError(f"step {self._number} opened inside another step or phase; close that one first")
-        if tracer._stream is not None:
-            tracer._stream.begin_step(self._number)
-        tracer._in_step = True
-        tracer._step_number = self._number
-        tracer._writing = tracer._is_traced(self._number)
-        tracer._spent = dict.fromkeys(NAMES, 0)
-        if tracer._writing:
-            tracer._begin_step(self._number)
-        self._start = perf_counter_ns()
-
-    def __exit__(self, *exception):
-        tracer = self._tracer
-        if tracer._stream is not None:
-            tracer._stream.end_step(any(exception))
-        end = perf_counter_ns()
-        tracer._in_step = False
-        tracer._spent[STEP] = end - self._start
-        if not tracer._writing:
-            return
-        if not tracer._keeps and not any(exception):  # the step that ended a run is written
-            tracer._forget_step()
-        else:
-            tracer.traced_ns += end - self._start
-            tracer._trace.records.append((self._number, INDEX[STEP], -1, self._start, end, 0))
-            if tracer._counters is not None:
-                tracer._counters.read_at(end)
-        tracer._keeps = True
-        if end - tracer._written_at >= WRITE_AT_STEP_END_NS:
-            tracer._write()
 
 
 class _Phase:
@@ -323,3 +307,27 @@ class _StreamPhase(_Phase):
         self._tracer._phase = None
         self._tracer._stream.end(self._name, self._start, self._report)
         self._leave(perf_counter_ns())
+
+
+def tracing_share(tracer: Tracer) -> float:
+    """Return the fraction of the traced steps' time that writing spans and reading counters took."""
+    if not tracer.traced_ns:
+        return 0.0
+    spans = sum(file.written for file in tracer._files if file is not tracer._counters)
+    return (spans * _span_ns() + tracer.counters_ns) / tracer.traced_ns
+
+
+def _span_ns() -> float:
+    """Measure the nanoseconds of one phase, its writing included."""
+    probe = Tracer()
+    probe._trace = RecordFile(os.devnull, {}, RECORD)  # a folder may have no room
+    probe._trace.begin()
+    probe._files = [probe._trace]
+    probe._may_write = True
+    probe._writing = True
+    start = perf_counter_ns()
+    for _ in range(PROBES):
+        with probe.phase("wait"):
+            pass
+    probe.close()
+    return (perf_counter_ns() - start) / PROBES

@@ -8,22 +8,19 @@ each difference. So two curves may differ at a step by the larger of
 This finds a fault in the first steps even if training is chaotic, and in later steps if it is calm. The norm of the
 first step's gradients, before parameters differ, shows what AdamW hides: gradients with a wrong scale.
 
-The limits were measured on each pair of 10 runs (1, 2 and 4 ranks; reduce-scatter, reduce-bcast, ring, tree,
-hierarchical-sharded, zero-2; bfloat16 on the wire with five of them), 400 steps of `--model tiny` and 300 of 2 layers
-with 128 channels:
+Largest differences between 10 runs of 1 to 4 ranks, 300 or 400 steps of tiny models:
 
-                                         largest difference of the losses                 of the first norms,
-                                         to step 10    to step 20    to the end           relative
+                                         losses
+                                         to step 10    to step 20    to the end           first norms, relative
     float32, another order               7e-8          2e-7          2e-5                 2e-6
     bfloat16 gradients on the wire       4e-6          9e-6          2e-3                 2e-4
     zero-2: bfloat16 parameters, too     2e-3          4e-3          9e-3, 2^-8 of it     2e-4
 
-With --lr 5e-3, five times the default, float32 differences grow from 5e-7 at step 20 to 3e-4 at step 50 and 0.1 at step
-400: within 10 steps at most 6-fold above ROUNDING, and 67-fold for zero-2 in a spike of the loss. So ROUNDING allows 30
-times what was measured in calm float32, and 4 times with bfloat16 gradients. The limits for other kernels, TF32 and
-bfloat16 models follow from the bits of the mantissa and have not been measured.
+With five times the default learning rate they grow within 10 steps at most 67-fold above ROUNDING. The limits for other
+kernels, TF32 and bfloat16 models follow from the bits of the mantissa and have not been measured.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -107,28 +104,29 @@ def compare_curves(measured: list[TimedRun]) -> Comparison | None:
     worst = max(distances, key=lambda distance: distance.excess)
     if worst.excess > 1:
         return Comparison("differ", f"The {worst.what} differ", worst.text)
-    count = "both" if len(measured) == 2 else f"all {len(measured)}"
-    return Comparison("agree", f"The same loss curve from {count} runs", _agreement(distances))
+    title = f"The same loss curve from {'both' if len(measured) == 2 else f'all {len(measured)}'} runs"
+    largest = max(distances, key=lambda distance: distance.largest)
+    if not largest.largest:
+        return Comparison("agree", title, "loss curves agree: no difference at any step")
+    at = f"largest difference {largest.largest:.1g} at step {largest.largest_at}"
+    return Comparison("agree", title, f"loss curves agree within {worst.allowed:.1g} ({worst.reason}; {at})")
 
 
 def other_experiment(one: TimedRun, other: TimedRun) -> str:
     """Return the settings that make the runs different experiments, as a sentence; "" if there are none."""
-    a = one.run.config
-    b = other.run.config
-    pairs = {name: (a["settings"].get(name), b["settings"].get(name)) for name in (*IF_BOTH_SAY, *EXPERIMENT)}
-    pairs["parameters"] = a.get("parameters"), b.get("parameters")
     found = []
-    for name, values in pairs.items():
-        if values[0] != values[1] and (name in EXPERIMENT or None not in values):
-            found.append((name.replace("_", "-"), *values, ""))
+    for name in (*IF_BOTH_SAY, *EXPERIMENT, "parameters"):
+        configs = [each.run.config if name == "parameters" else each.run.config["settings"] for each in (one, other)]
+        a, b = (config.get(name) for config in configs)
+        if a != b and (name in EXPERIMENT or None not in (a, b)):
+            found.append((name.replace("_", "-"), a, b, ""))
     logs = [{row["step"]: row for row in each.run.log} for each in (one, other)]
     for field, name in LOGGED.items():
-        common = [step for step in logs[0] if field in logs[0][step] and field in logs[1].get(step, {})]
-        values = ((step, *(log[step][field] for log in logs)) for step in common)
-        unlike = [
-            (name, a, b, f" at step {step}") for step, a, b in values if not np.isclose(a, b, rtol=1e-6, atol=0.0)
-        ]
-        found += unlike[:1]
+        for step in sorted(set(logs[0]) & set(logs[1])):
+            a, b = (log[step].get(field) for log in logs)
+            if None not in (a, b) and not math.isclose(a, b, rel_tol=1e-6):
+                found.append((name, a, b, f" at step {step}"))
+                break
     sentences = [f"{name} {_shown(a)} with {one.label}, {_shown(b)} with {other.label}{at}" for name, a, b, at in found]
     return "; ".join(sentences[:2])
 
@@ -184,14 +182,7 @@ def _distance(one: TimedRun, other: TimedRun) -> _Distance | None:
             excess[worst] = apart / rounding.norm
             text = f"gradient norms {apart:.2g} of their size apart at step 1, rounding explains {rounding.norm:.1g}"
     text = f"{one.label} and {other.label}: {text} ({rounding.reason})"
-    facts = (float(allowed[worst]), rounding.reason, float(distance[largest]), int(steps[largest]))
-    return _Distance(what, float(excess[worst]), text, *facts)
-
-
-def _agreement(distances: list[_Distance]) -> str:
-    largest = max(distances, key=lambda distance: distance.largest)
-    if not largest.largest:
-        return "loss curves agree: no difference at any step"
-    closest = max(distances, key=lambda distance: distance.excess)
-    at = f"largest difference {largest.largest:.1g} at step {largest.largest_at}"
-    return f"loss curves agree within {closest.allowed:.1g} ({closest.reason}; {at})"
+    return _Distance(
+        what, float(excess[worst]), text, float(allowed[worst]), rounding.reason, float(distance[largest]),
+        int(steps[largest]),
+    )  # fmt: skip

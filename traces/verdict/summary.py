@@ -78,8 +78,8 @@ def summary(run: Run, times: StepTimes | None = None) -> dict:
         "waiting_ms": waiting,
         "other_ms": max(0.0, step_ms - sum(phases.values())),
         "exchanges": is_alone or bool(times.phase(*EXCHANGE).any()),
-        "exchange_share": _median_ms(times.seconds, EXCHANGE) / step_ms,
-        "waiting_share": _median_ms(times.waiting, EXCHANGE) / step_ms,
+        "exchange_share": float(np.median(times.phase(*EXCHANGE).mean(axis=1))) * 1e3 / step_ms,
+        "waiting_share": float(np.median(times.waiting_in(*EXCHANGE).mean(axis=1))) * 1e3 / step_ms,
         **rates(run, times),
     }
 
@@ -88,11 +88,6 @@ def _medians_ms(seconds: np.ndarray, names: tuple[str, ...]) -> dict[str, float]
     """Return ms of each phase that occurs, from (S, R, P) seconds: mean over ranks, then median over steps."""
     medians = np.median(seconds.mean(axis=1), axis=0) * 1e3
     return {name: float(medians[INDEX[name]]) for name in names if medians[INDEX[name]] > 0}
-
-
-def _median_ms(seconds: np.ndarray, names: tuple[str, ...]) -> float:
-    """Return milliseconds of the sum of these phases, as in _medians_ms."""
-    return float(np.median(seconds[:, :, [INDEX[name] for name in names]].sum(axis=2).mean(axis=1))) * 1e3
 
 
 def parts(figures: dict) -> dict[str, float]:
