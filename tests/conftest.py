@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import mpi4py
@@ -28,8 +29,13 @@ from tests.support.skips import Skips
 mpi4py.rc(initialize=False, finalize=True)
 
 SHOWN = 20_000  # characters of a failed mpirun's output
-# These start ranks and virtual hosts of their own: two at once would see each other's interfaces and crowd the cores.
-ONE_AT_A_TIME = ("tests/ranks/", "tests/suites/")
+# These make virtual hosts: two at once would see each other's interfaces, and measure each other's load.
+ON_VIRTUAL_HOSTS = (
+    "tests/ranks/test_bench_exchange.py", "tests/suites/test_counted_bytes.py", "tests/suites/test_cut_cables.py",
+    "tests/suites/test_doctor.py", "tests/suites/test_own_program.py", "tests/suites/test_slurm.py",
+    "tests/suites/test_two_jobs.py", "tests/suites/test_virtual_",
+)  # fmt: skip
+ONE_LANE = "one at a time"
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +58,7 @@ def pytest_configure(config):
         config.pluginmanager.register(OneOfTheRanks(config.option.outcomes))
     else:
         config.pluginmanager.register(Launcher())
-    if config.option.skips and not hasattr(config, "workerinput"):  # one of xdist's processes has that
+    if config.option.skips and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Skips(config.option.skips))
 
 
@@ -64,6 +70,7 @@ def pytest_xdist_make_scheduler(config, log):
         def _split_scope(self, nodeid):
             return lane(nodeid)
 
+    config.option.loadscopereorder = False  # they are in order already
     return Lanes(config, log)
 
 
@@ -71,9 +78,22 @@ def lane(address: str) -> str:
     """Tests of one lane run in one process. For each number of ranks it is one, as they share an mpirun."""
     if ranks := re.search(r"\[(?:.*-)?(\d+ ranks)[-\]]", address):
         return ranks[1]
-    if address.startswith(ONE_AT_A_TIME):
-        return "one at a time"
+    if address.startswith(ON_VIRTUAL_HOSTS):
+        return ONE_LANE
     return address.partition("::")[0]  # a file's, for the fixtures that it shares
+
+
+def sort_by_lanes(items) -> None:
+    """Begin with what waits most, for hosts, failures and commands; end with the tests on several ranks, which take all
+    cores. Among those of a kind, lanes of many tests come first, so that both processes end together."""
+    counts = Counter(lane(item.nodeid) for item in items)
+
+    def place(item):
+        own = lane(item.nodeid)
+        is_program = own.startswith(("tests/suites/", "tests/ranks/"))
+        return own != ONE_LANE, not is_program, own.endswith(" ranks"), -counts[own], own
+
+    items.sort(key=place)
 
 
 def pytest_generate_tests(metafunc):
@@ -87,6 +107,8 @@ def pytest_collection_modifyitems(config, items):
     if too_many:
         config.hook.pytest_deselected(items=too_many)
         items[:] = [item for item in items if item not in too_many]
+    if hasattr(config, "workerinput"):  # one of xdist's processes has that
+        sort_by_lanes(items)
 
 
 @pytest.fixture

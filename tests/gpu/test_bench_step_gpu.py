@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +11,12 @@ import numpy as np
 import pytest
 
 from gpt2.config import PRESETS, GPT2Config, flops_per_token
+from gpt2.kernels import load_kernels
 from gpt2.kernels.cupy import Device, cublaslt
 from gpt2.kernels.cupy.attention import attention_backward, attention_forward
 from gpt2.kernels.cupy.compile import FOLDER
+from gpt2.model import new_model
+from gpt2.optimizer import AdamW, AdamWSettings
 from gpt2.parameters import Layout
 from scripts.machine.gpu import peak_tflops
 from scripts.step_bench import gpu_bench, gpu_contenders
@@ -28,7 +30,6 @@ from tests.gpu.cuda_shim.shim import KERNEL, Shim, lasting_build
 ROOT = Path(__file__).parents[2]
 CONFIG = GPT2Config(n_layer=1, n_head=1, n_embd=64, context=32, vocab_size=250)
 B, T = 2, 32
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")
 
 
 def settings(**changed):
@@ -44,7 +45,6 @@ def few_steps(monkeypatch):
         monkeypatch.delitem(gpu_bench.CONTENDERS, name)
 
 
-@needs_compiler
 @pytest.mark.usefixtures("few_steps")
 def test_the_whole_command(tmp_path, capsys):
     """Ours is measured; cuDNN, which is not there, costs a line, and so does PyTorch, but it was asked for."""
@@ -240,10 +240,6 @@ def test_mfu_is_llm_cs():
 def test_pytorch_does_our_step(monkeypatch, compiled):
     """Its losses, on a CPU in float32, are those of the model on NumPy; its embedding's backward does not sort."""
     torch = pytest.importorskip("torch")
-    from gpt2.kernels import load_kernels
-    from gpt2.model import new_model
-    from gpt2.optimizer import AdamW, AdamWSettings
-
     monkeypatch.setattr(gpu_contenders, "DEVICE", "cpu")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 0)
@@ -264,7 +260,7 @@ def test_pytorch_does_our_step(monkeypatch, compiled):
 
 def logits_of_layers(parameters, torch):
     """Of a model without any layer."""
-    from scripts.step_bench.torch_gpt2 import logits_of
+    from scripts.step_bench.torch_gpt2 import logits_of  # needs PyTorch
 
     return logits_of(parameters, torch.zeros((1, 4), dtype=torch.long), layers=0, heads=1)
 

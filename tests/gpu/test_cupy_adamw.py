@@ -1,37 +1,21 @@
 """AdamW with bfloat16 parameters, on the CUDA kernel that runs on a CPU: their master copy, and its rounding."""
 
-import shutil
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from gpt2.config import GPT2Config
-from gpt2.kernels import bind, load_kernels
-from gpt2.kernels import cupy as cupy_kernels
+from gpt2.kernels import load_kernels
 from gpt2.kernels.cupy import launch
 from gpt2.optimizer import AdamW, AdamWSettings
 from gpt2.parameters import Layout
 from gpt2.rounding import SPLITMIX64_STEP, RoundedParameters, splitmix64, step_seed
 from tests.gpu.cuda_shim.memory import to_bfloat16, widen
-from tests.gpu.cuda_shim.shim import Shim, lasting_build
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")
 RANDOM = np.random.default_rng(3)
 SEED = 17
 LAYOUT = Layout(GPT2Config(n_layer=1, n_head=1, n_embd=8, context=5, vocab_size=250))
-
-
-@pytest.fixture(scope="module")
-def shim():
-    return Shim(lasting_build())
-
-
-@pytest.fixture
-def kernels(shim):
-    kernels = bind(cupy_kernels, shim)
-    kernels.empty = lambda shape: np.zeros(shape, np.float32)
-    return kernels
 
 
 def rounded(shim, values, seed, step=1, first=0):

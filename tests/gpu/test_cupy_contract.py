@@ -5,7 +5,6 @@ The model runs its CUDA kernels on a CPU (cuda_shim), its matrix products in Num
 
 import inspect
 import math
-import shutil
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -31,7 +30,6 @@ CONFIG = GPT2Config(n_layer=2, n_head=1, n_embd=64, context=80, vocab_size=250)
 B, T = 2, 70
 DTYPES = {"float32": np.float32, "bfloat16": np.uint16}
 TOLERANCES = {"float32": 2e-5, "bfloat16": 0.06}
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")
 
 
 # Of a vocabulary whose rows are not all there at once: on cores alone so far.
@@ -81,7 +79,6 @@ def relative_error(ours, reference):
     return np.linalg.norm(widen(ours) - reference) / np.linalg.norm(reference)
 
 
-@needs_compiler
 @pytest.mark.parametrize("storage", DTYPES)
 def test_a_model_on_the_cuda_kernels(shim, storage):
     """Losses, and every gradient after two micro-steps. The key biases' gradient is 0 but for rounding: left out."""
@@ -103,7 +100,6 @@ def test_a_model_on_the_cuda_kernels(shim, storage):
     np.testing.assert_allclose(alone, reference.token_losses(tokens, targets), rtol=TOLERANCES[storage], atol=1e-3)
 
 
-@needs_compiler
 @pytest.mark.parametrize("storage", DTYPES)
 def test_a_cached_model_on_the_cuda_kernels(shim, storage):
     """Logits of a text in pieces, to the end of the context, whose last rows lie in a second tile of attention."""
@@ -116,7 +112,6 @@ def test_a_cached_model_on_the_cuda_kernels(shim, storage):
         assert relative_error(logits, expected) < TOLERANCES[storage]
 
 
-@needs_compiler
 def test_the_same_text_as_by_numpys_kernels(shim):
     """Twice beyond the context."""
     texts = []

@@ -16,13 +16,7 @@ from gpt2.parameters import Layout, Parameters
 from scripts import sample
 from tests.gpu.cuda_shim import fake_cupy
 from tests.gpu.cuda_shim.fake_cublaslt import FakeCublasLt
-from tests.gpu.cuda_shim.shim import Shim, lasting_build
 from traces import Tracer
-
-
-@pytest.fixture(scope="module")
-def shim():
-    return Shim(lasting_build())
 
 
 @pytest.fixture

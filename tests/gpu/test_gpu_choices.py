@@ -1,25 +1,21 @@
 """What a run on GPUs that are none is to go over: what auto takes and says, and mistakes in one line."""
 
-import shutil
 from types import SimpleNamespace
 
 import pytest
 
+from dist.gpu.gpu_aware import says_gpu_aware
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
 from gpt2.model_shards import model_shards
 from gpt2.parameters import Layout
+from scripts.backends import gpus, transports
+from scripts.backends.gpus import assert_aligned, shared_gpus
+from scripts.backends.transports import Obstacles, choose_transport
+from scripts.machine import gpu as gpu_machine
 from strategies import STRATEGIES
 from strategies.tree import Tree
-from tests.gpu.gpu_trainer import Trainer, on_nodes
-
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")
-
-
-@pytest.fixture
-def trainer(comm, monkeypatch, shared_path):
-    return None if comm is None else Trainer(comm, monkeypatch, shared_path)
-
+from tests.gpu.gpu_trainer import on_nodes
 
 TWO_HEADS = ["--n-head", 2, "--n-embd", 128]
 MISTAKES = {
@@ -37,75 +33,58 @@ MISTAKES = {
     "overlap on cores": (["--overlap", "--backend", "numpy"], {}, "--strategy reduce-scatter with --backend numpy:"),
     "overlap by auto": (["--overlap", "--backend", "auto"], {"gpus": None}, "numpy (--backend cupy: no GPU"),
     "overlap of rooted calls": (
-        ["--overlap", "--strategy", "sliced-in-turn"],
-        {},
-        "or over NCCL reduce-scatter, allreduce",
+        ["--overlap", "--strategy", "sliced-in-turn"], {}, "or over NCCL reduce-scatter, allreduce",
     ),
     "bfloat16 over NCCL's own sums": (
-        ["--transport", "nccl", "--wire", "bfloat16"],
-        {},
+        ["--transport", "nccl", "--wire", "bfloat16"], {},
         "--wire bfloat16 and --strategy reduce-scatter, which adds that in host memory: use",
     ),
     "overlap by auto over calls that block": (
-        ["--strategy", "auto", "--overlap", "--transport", "gpu-aware"],
-        {},
+        ["--strategy", "auto", "--overlap", "--transport", "gpu-aware"], {},
         "--transport gpu-aware with --overlap, whose calls",
     ),
     "auto without NCCL": (
-        ["--strategy", "auto", "--transport", "nccl"],
-        {"nccl": False},
-        "--transport nccl: CuPy finds",
+        ["--strategy", "auto", "--transport", "nccl"], {"nccl": False}, "--transport nccl: CuPy finds",
     ),
     "memory for the buffers": (["--n-layer", 12], {"free": 36 << 20}, "out of GPU memory: 0.00 GB asked for"),
     "memory for copies": (["--transport", "host"], {"free": 60 << 20}, "out of GPU memory: 0.02 GB asked for"),
     "memory for AdamW": (
-        ["--strategy", "ring", "--transport", "host", "--n-layer", 12],
-        {"free": 103 << 20},
-        "out of GPU memory",
+        ["--strategy", "ring", "--transport", "host", "--n-layer", 12], {"free": 103 << 20}, "out of GPU memory",
     ),
     "memory for the model": (["--batch-size", 512], {"free": 50 << 20}, "lower --batch-size"),
     "a model's ranks on one GPU": (["--tensor-parallel", 2, *TWO_HEADS], {"gpus": 1}, "ranks 0, 1 have one GPU on"),
     "overlap of a model's ranks over NCCL": (
-        ["--tensor-parallel", 2, *TWO_HEADS, "--overlap", "--strategy", "ring", "--transport", "nccl"],
-        {},
+        ["--tensor-parallel", 2, *TWO_HEADS, "--overlap", "--strategy", "ring", "--transport", "nccl"], {},
         "--overlap with --strategy ring over NCCL, where ranks share a model: sums",
     ),
     "overlap of a model's ranks over NCCL alone": (
-        ["--pipeline-parallel", 2, "--overlap"],
-        {},
+        ["--pipeline-parallel", 2, "--overlap"], {},
         "--overlap with --strategy reduce-scatter over NCCL, where ranks share a model: sums",
     ),
     "NCCL on cores": (
-        ["--backend", "numpy", "--transport", "nccl"],
-        {},
-        "arrays are in host memory: use --backend cupy",
+        ["--backend", "numpy", "--transport", "nccl"], {}, "arrays are in host memory: use --backend cupy",
     ),
     "TF32 on cores": (["--backend", "numpy", "--tf32"], {}, "--tf32 with --backend numpy, whose products are float32"),
     "TF32 of bfloat16": (["--tf32", "--dtype", "bfloat16"], {}, "--tf32 with --dtype bfloat16, whose products are"),
     "random rounding of float32": (["--stochastic-rounding"], {}, "--stochastic-rounding with --dtype float32, whose"),
     "random rounding after the wire's": (
-        ["--strategy", "zero-2", "--stochastic-rounding", "--dtype", "bfloat16", "--wire", "bfloat16"],
-        {},
+        ["--strategy", "zero-2", "--stochastic-rounding", "--dtype", "bfloat16", "--wire", "bfloat16"], {},
         "--wire bfloat16 and --strategy zero-2, which gathers parameters rounded to nearest: leave",
     ),
     "random rounding on cores": (
-        ["--backend", "numpy", "--dtype", "bfloat16", "--stochastic-rounding"],
-        {},
+        ["--backend", "numpy", "--dtype", "bfloat16", "--stochastic-rounding"], {},
         "--stochastic-rounding with --backend numpy, whose parameters stay float32: use --backend cupy",
     ),
     "random rounding by auto": (
-        ["--backend", "auto", "--dtype", "bfloat16", "--stochastic-rounding"],
-        {"gpus": None},
+        ["--backend", "auto", "--dtype", "bfloat16", "--stochastic-rounding"], {"gpus": None},
         "numpy (--backend cupy: no GPU",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.any_mpi
 @pytest.mark.ranks(2)
 def test_a_mistake_ends_all_ranks_with_one_line(comm, trainer, monkeypatch, capsys):
-    from scripts.backends import transports
-
     for what, (flags, machine, says) in MISTAKES.items():
         aware, proven = machine.pop("aware", True), machine.pop("proven", True)
         capsys.readouterr()
@@ -125,9 +104,6 @@ def test_a_mistake_ends_all_ranks_with_one_line(comm, trainer, monkeypatch, caps
 @pytest.mark.ranks(2)
 def test_what_auto_takes(comm, trainer, monkeypatch, capsys):
     """Backend and transport, and the reasons that are recorded; and what MFU is of."""
-    from scripts.backends import transports
-    from scripts.machine import gpu as gpu_machine
-
     trainer.run(gpus=None)
     assert trainer.config["settings"]["backend"] == "numpy"
     assert "--backend auto takes numpy: --backend cupy: no GPU" in capsys.readouterr().out or comm.rank
@@ -185,8 +161,6 @@ def test_auto_tries_strategies_between_gpus(comm, trainer, capsys):
 
 def transport_of(kind, transport="auto", overlap=False, op=None):
     """What two ranks choose where all transports are there."""
-    from scripts.backends.transports import Obstacles, choose_transport
-
     flags = {"transport": transport, "wire": "float32", "overlap": overlap, "op": op}
     settings = SimpleNamespace(**flags, tensor_parallel=1, pipeline_parallel=1)
     return choose_transport([kind], settings, 2, Obstacles(None, None, []))
@@ -211,8 +185,6 @@ def test_the_own_operation_goes_through_host_memory():
 @pytest.mark.ranks(2)
 def test_this_mpi_is_asked_whether_it_is_gpu_aware(comm):
     """The libraries of Python's registry are not; what counts is that asking finds their function and does no harm."""
-    from dist.gpu.gpu_aware import says_gpu_aware
-
     aware, source = says_gpu_aware()
     assert source in ("MPIX_Query_cuda_support", "MPIX_GPU_query_support")
     assert len(set(comm.allgather(aware))) == 1
@@ -220,8 +192,6 @@ def test_this_mpi_is_asked_whether_it_is_gpu_aware(comm):
 
 def test_parts_that_no_kernel_can_read_are_refused():
     """1024 columns over 3 parts; the tensor after their bias begins where 16 bytes do not."""
-    from scripts.backends.gpus import assert_aligned
-
     config = GPT2Config(n_layer=1, n_head=4, n_embd=256, context=8, vocab_size=101)
     for parts in (1, 2, 4):
         for shard in model_shards((1,), parts):
@@ -231,8 +201,6 @@ def test_parts_that_no_kernel_can_read_are_refused():
 
 
 def test_where_there_is_no_gpu_nothing_of_the_model_is_blamed(monkeypatch):
-    from scripts.backends import gpus
-
     def no_driver():
         raise OSError("cudaErrorInsufficientDriver")
 
@@ -244,8 +212,6 @@ def test_where_there_is_no_gpu_nothing_of_the_model_is_blamed(monkeypatch):
 
 
 def test_who_shares_a_gpu():
-    from scripts.backends.gpus import shared_gpus
-
     places = [{"rank": rank, "host": host} for rank, host in enumerate("aaabb")]
     identities = [{"id": name} for name in ("x", "y", "x", "x", "y")]
     assert shared_gpus(places, identities) == [("a", [0, 2])]

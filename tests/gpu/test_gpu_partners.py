@@ -12,6 +12,7 @@ from dist.gpu.links import LinksThroughHost
 from dist.gpu.nccl import NcclComm
 from dist.gpu.shard_sums import StreamSums, SumsThroughHost
 from dist.gpu.staging import HostStaging
+from dist.mesh import make_mesh
 from dist.shard_sums import SMALL, new_shard_sums
 from dist.stage_links import DOWN, UP
 from gpt2.kernels.cupy import cublaslt
@@ -173,8 +174,6 @@ def test_stages_pass_rows_on(comm, new_device, resources):
 @pytest.mark.ranks(4)
 def test_each_part_sends_its_share(comm, new_device, resources):
     """Two stages of two parts, whichever way the parts speak."""
-    from dist.mesh import make_mesh
-
     mesh = make_mesh(on_nodes(comm, 4), 2, 2)
     for way in WAYS[:3]:
         device = new_device()

@@ -5,17 +5,9 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.gpu.gpu_trainer import Trainer, on_nodes
+from tests.gpu.gpu_trainer import on_nodes
 
-pytestmark = [
-    pytest.mark.any_mpi,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++"),
-]
-
-
-@pytest.fixture
-def trainer(comm, monkeypatch, shared_path):
-    return None if comm is None else Trainer(comm, monkeypatch, shared_path)
+pytestmark = pytest.mark.any_mpi
 
 
 def cases():

@@ -1,24 +1,22 @@
 """GPUs that are none, through host memory: when copies and kernels happen changes nothing, and each wait is needed."""
 
-import shutil
+from itertools import cycle
 
 import numpy as np
 import pytest
 
+from dist.buffers import host_zeros
+from dist.gpu import staging
+from dist.gpu.staging import Copied, HostStaging
 from gpt2.kernels.cupy import cublaslt
-from tests.gpu.cuda_shim import fake_cupy, fake_streams
+from gpt2.kernels.cupy.device import Device
+from strategies.gpu import bridge
+from strategies.gpu.bridge import HostBridge
+from tests.gpu.cuda_shim import fake_cupy
 from tests.gpu.cuda_shim.fake_cublaslt import FakeCublasLt
-from tests.gpu.gpu_trainer import DEEP, Trainer
+from tests.gpu.gpu_trainer import DEEP
 
-pytestmark = [
-    pytest.mark.any_mpi,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++"),
-]
-
-
-@pytest.fixture
-def trainer(comm, monkeypatch, shared_path):
-    return None if comm is None else Trainer(comm, monkeypatch, shared_path)
+pytestmark = pytest.mark.any_mpi
 
 
 LATE = (
@@ -35,15 +33,12 @@ LATE = (
 
 @pytest.mark.ranks(1, 3)
 def test_when_copies_and_kernels_happen_changes_no_bit(comm, trainer, monkeypatch):
-    """Late copies, late kernels, one stream ahead of another, memory that cannot be pinned: the same bits each time."""
-    from dist.gpu import staging
-
+    """Late copies, late kernels, and in turns one stream ahead of another or memory that cannot be pinned."""
     monkeypatch.setattr(staging, "CHUNK", 9000)  # of 59 thousand parameters
-    machines = [{"lag": lag} for lag in fake_streams.LAGS] + [{"pins": False}]
-    if comm.size > 1:
-        machines = machines[:1] * 2
+    copies, everything = {"lag": "copies"}, {"lag": "everything"}
+    in_turns = cycle([{"lag": "other streams"}, {"lag": "all but copies in"}, {"lag": "first stream"}, {"pins": False}])
     for flags in LATE if comm.size == 1 else LATE[:4]:
-        some = machines if "bfloat16" not in flags else [machines[0], {"lag": "everything"}]
+        some = [copies, everything, next(in_turns)] if comm.size == 1 else [copies, copies]
         (curve, checkpoint), *others = [trainer.run("--backend", "cupy", *flags, **machine) for machine in some]
         for other_curve, other_checkpoint in others:
             np.testing.assert_array_equal(other_curve, curve, err_msg=str(flags))
@@ -52,10 +47,6 @@ def test_when_copies_and_kernels_happen_changes_no_bit(comm, trainer, monkeypatc
 
 def test_small_buffers_are_pinned_each(monkeypatch):
     """The driver registers whole pages, and none twice: what NumPy allocates one after the other may share some."""
-    from dist.buffers import host_zeros
-    from dist.gpu.staging import HostStaging
-    from gpt2.kernels.cupy.device import Device
-
     monkeypatch.setattr(cublaslt, "open_library", lambda name: FakeCublasLt())
     fake_cupy.install(monkeypatch, None)
     buffers, copies, before = [host_zeros(5) for _ in range(20)], HostStaging(Device()), fake_cupy.Host.registered
@@ -67,10 +58,6 @@ def test_small_buffers_are_pinned_each(monkeypatch):
 
 def broken_waits():
     """Each wait of the way through host memory: what takes it out, flags of a run it is for, and which work lags."""
-    from dist.gpu.staging import Copied, HostStaging
-    from strategies.gpu import bridge
-    from strategies.gpu.bridge import HostBridge
-
     into, computed = HostStaging.into, HostStaging.computed
 
     def never(self):
@@ -100,8 +87,6 @@ def broken_waits():
 
 @pytest.mark.ranks(1)
 def test_without_any_of_the_waits_the_numbers_are_wrong(comm, trainer, monkeypatch):
-    from dist.gpu import staging
-
     monkeypatch.setattr(staging, "CHUNK", 9000)
     for what, (kind, name, broken, flags, lag) in broken_waits().items():
         right, _ = trainer.run("--backend", "cupy", *flags, lag=lag)

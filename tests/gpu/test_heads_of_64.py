@@ -3,18 +3,13 @@
 tests/gpu/on_device/test_model.py has the same on a GPU.
 """
 
-import shutil
-
 import numpy as np
 import pytest
 
 from gpt2.kernels import bind, load_kernels
 from gpt2.kernels import cupy as cupy_kernels
 from tests.gpu.cuda_shim.memory import to_bfloat16, widen
-from tests.gpu.cuda_shim.shim import Shim, lasting_build
 from tests.support.pytorch_fixture import FixtureModel
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")
 
 
 def test_on_numpy():
@@ -25,10 +20,9 @@ def test_on_numpy():
     model.assert_steps(10, 1e-5, 1e-4)
 
 
-@needs_compiler
 @pytest.mark.parametrize("storage", ["float32", "bfloat16"])
-def test_on_the_cuda_kernels(storage):
-    kernels = bind(cupy_kernels, Shim(lasting_build()))
+def test_on_the_cuda_kernels(shim, storage):
+    kernels = bind(cupy_kernels, shim)
     if storage == "float32":
         model = FixtureModel("heads_of_64", kernels, np.float32, np.asarray, widen)
         model.assert_logits(1e-5)

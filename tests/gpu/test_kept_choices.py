@@ -141,7 +141,6 @@ def test_the_lowest_rank_with_such_a_gpu_decides():
 
 
 @pytest.mark.any_mpi
-@pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU shim needs g++")
 @pytest.mark.ranks(2)
 def test_a_run_goes_on_with_its_algorithms(comm, monkeypatch, shared_path, capsys):
     """Each rank's clock prefers another one. After the first step both have rank 0's, and so has another start."""

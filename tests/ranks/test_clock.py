@@ -48,13 +48,13 @@ def test_minutes_end_a_run_with_a_checkpoint_and_it_goes_on(comm, shared_path, c
 @pytest.mark.ranks(2)
 def test_minutes_count_while_a_text_is_tokenized(comm, shared_path, monkeypatch):
     def slowly(*arguments):
-        time.sleep(3.0)
+        time.sleep(0.6)
         return open_data(*arguments)
 
     open_data = plan.open_data
     monkeypatch.setattr(plan, "open_data", slowly)
     run = shared_path / "run"
-    train(start_world(), run, *SMALL, "--steps", 10**6, "--minutes", 2.9 / 60, code=0)
+    train(start_world(), run, *SMALL, "--steps", 10**6, "--minutes", 0.5 / 60, code=0)
     assert [line["step"] for line in log(run)] == [1], "it may end once there is a step to keep"
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from dist.world import start_world
 from scripts.prediction.run_prediction import own_schedule
 from tests.support.in_process import train as train_here
 from traces import read_run
@@ -41,8 +42,6 @@ HEALTHY = {
 
 
 def train(comm, out, strategy, *flags):
-    from dist.world import start_world
-
     train_here(start_world(), out, *TINY, "--steps", STEPS, "--strategy", strategy, *flags)
 
 

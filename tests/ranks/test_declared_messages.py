@@ -5,6 +5,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
+from dist.world import start_world
 from gpt2.optimizer import Clipping
 from strategies import STRATEGIES, Job, zero_2, zero_3
 from traces import Tracer
@@ -29,10 +30,8 @@ class Recorded:
         return started
 
 
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks(2)
 def test_zero_exchanges_what_its_strategies_do(comm, monkeypatch):
-    from dist.world import start_world
-
     world = start_world()
     for layers, micro_steps in product((1, 2, 3, 5), (1, 2, 3)):
         assert_exchanges(world, layers, micro_steps, monkeypatch)

@@ -22,12 +22,11 @@ from gpt2.model import GPT2
 from gpt2.parameters import Layout, Parameters, no_hook
 from scripts import evaluate, export
 from scripts.training import evaluation
-from scripts.training import start as first_state
-from tests.support.in_process import ROOT, log, train
-from tests.support.launch import launch
+from scripts.training import start as training_start
+from tests.support.in_process import log, train
 from tests.support.logits import logits_of
+from tests.support.refusal import refusal_of_all
 
-EVALUATE = str(ROOT / "scripts" / "evaluate.py")
 CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=16, context=40, vocab_size=256)
 SEQUENCE, STRIDE = 24, 7
 TEXT = "Der Fluß,\nthe river, 川, река. " * 9
@@ -148,7 +147,7 @@ def files(tmp_path_factory):
     return folder, expected
 
 
-@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.ranks(1, 3)
 def test_all_three_evaluations(comm, files, shared_path, capsys):
     """By scripts/evaluate.py; the number of ranks changes nothing but rounding."""
     folder, expected = files
@@ -198,7 +197,7 @@ def confident(tmp_path_factory):
     return folder, losses.mean()
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.ranks(1, 4)
 def test_losses_over_a_large_vocabulary(comm, confident, shared_path):
     """As evaluate.py and train.py say them, with 1 to 3 threads: float64's, within 1e-5."""
     folder, expected = confident
@@ -371,14 +370,14 @@ def test_all_ranks_read_one_checkpoint_of_a_run_that_goes_on(comm, shared_path, 
         comm.Barrier()
 
     world, parameters, steps = start_world(), Parameters.zeros(Layout(CONFIG)), iter([1, 2, 3])
-    for module in (evaluation, first_state):
+    for module in (evaluation, training_start):
         monkeypatch.setattr(module, "check_same_files", another)
     another()
     model = evaluation.load_model(shared_path / "run", None, None, 1, "numpy", "float32", 1, world)
     assert model.parameters.flat[0] == 1
     buffers = SimpleNamespace(fills_parameters=True, filled=no_hook)
     backend = SimpleNamespace(host_parameters=parameters.flat, buffers=buffers)
-    first_state.first_parameters(str(shared_path / "run"), 1, 8, backend, parameters.layout, None, world)
+    training_start.first_parameters(str(shared_path / "run"), 1, 8, backend, parameters.layout, None, world)
     assert parameters.flat[0] == 2
 
 
@@ -397,11 +396,11 @@ BAD_FLAGS = {
 
 
 @pytest.mark.any_mpi
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", BAD_FLAGS)
-def test_one_line_for_all_ranks(files, name):
+def test_one_line_for_all_ranks(comm, files, monkeypatch, capsys, name):
     folder, (arguments, words) = files[0], BAD_FLAGS[name]
-    (folder / "cut.bin").write_bytes((folder / "choices.bin").read_bytes()[:-20])
-    result = launch(2, [sys.executable, EVALUATE, *arguments], cwd=folder)
-    assert result.returncode == 2
-    assert words in result.stderr
-    assert result.stderr.count("error: ") == 1
+    monkeypatch.chdir(folder)
+    Path("cut.bin").write_bytes(Path("choices.bin").read_bytes()[:-20])
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
+    assert words in refusal_of_all(comm, capsys, evaluate.main)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dist.world import start_world
 from scripts.export import main as export
 from scripts.settings.training import parse_settings
 from tests.support.in_process import ROOT, alone, log
@@ -43,8 +44,6 @@ def expected(rows: list[dict]) -> dict[str, list[tuple]]:
 @pytest.mark.ranks(2)
 def test_a_run_and_its_going_on(comm, shared_path):
     """Also where the first run has come further than the checkpoint that the second goes on from."""
-    from dist.world import start_world
-
     world, run = start_world(), shared_path / "run"
     flags = [*SMALL, "--checkpoint-every", 3, "--eval-every", 4, "--skip-outliers", 6, "--tensorboard"]
     train_here(world, run, *flags, "--steps", 8)

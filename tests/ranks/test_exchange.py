@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from dist import shared_memory
 from dist.buffers import NodeBuffers
 from dist.host import host_ring, host_tree
 from dist.probe.links import bucket_bytes, probe_links, rate_both_ways, segment_bytes
@@ -146,8 +147,6 @@ def test_a_node_shares_its_memory(comm):
 @pytest.mark.ranks(3)
 def test_too_little_shared_memory_ends_the_job(comm, monkeypatch, capsys):
     """Of a node of 3 ranks: their gradients, and the parameters once, 4 bytes each; a block too few is too little."""
-    from dist import shared_memory
-
     world = world_of(comm, comm.Split(0, comm.rank))
     for blocks, is_short in ((400, False), (399, True)):
         monkeypatch.setattr(
@@ -159,7 +158,7 @@ def test_too_little_shared_memory_ends_the_job(comm, monkeypatch, capsys):
         assert ("/dev/shm has 0.0 MB free, expected 0.0 MB for the buffers" in printed) == (is_short and comm.rank == 0)
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3)
 def test_links_are_probed_between_nodes(comm):
     """Every node has a link, with rates that a memory copy can have; one node has none."""
     links = probe_links(world_of(comm, comm.Split(comm.rank, comm.rank)))

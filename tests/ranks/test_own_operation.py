@@ -37,7 +37,7 @@ def widened(half) -> np.ndarray:
     return values
 
 
-@pytest.mark.ranks(1, 2, 3, 4, 9)
+@pytest.mark.ranks(1, 2, 3, 4)
 def test_sums_are_mpis_own(comm):
     """In every collective that strategies call, in place and not, twice the same bits, the same on all ranks."""
     for length in LENGTHS:
@@ -63,7 +63,7 @@ def test_sums_are_mpis_own(comm):
         assert (np.abs(block - exact) <= close).all()
 
 
-@pytest.mark.ranks(2, 3, 4, 9)
+@pytest.mark.ranks(2, 3, 4)
 def test_sums_of_bfloat16_are_rounded_once_for_each_addition(comm):
     """Each loses 2^-8 of its partial sum at most. Two ranks make one addition, whose bits are known."""
     for length in LENGTHS:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,10 +9,13 @@ import numpy as np
 import pytest
 
 from dist.cost.model import TCP_HEADERS
-from dist.world import world_of
+from dist.world import start_world, world_of
+from scripts import advise, bench_exchange, diagnose, plot
 from strategies import STRATEGIES, find
 from tests.ranks import test_strategies as small
+from tests.support.in_process import answer, log, train
 from tests.support.launch import launch
+from tests.support.refusal import refusal_of_all
 
 ROOT = Path(__file__).parents[2]
 CODE, MESSAGES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-strategy.md").read_text(), re.DOTALL)
@@ -45,30 +47,20 @@ def test_the_pages_strategy_is_one_serial_rank(comm, monkeypatch, tmp_path):
     assert len(set(comm.allgather(first.tobytes()))) == 1
 
 
-def script(name: str, *arguments) -> list[str]:
-    return [sys.executable, str(ROOT / "scripts" / name), *map(str, arguments)]
-
-
-def answer(name: str, *arguments) -> str:
-    """What a program prints that needs no ranks."""
-    done = subprocess.run(script(name, *arguments), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.any_mpi
 @pytest.mark.parametrize("messages", ["", MESSAGES], ids=["without messages", "with messages"])
 def test_every_program_takes_a_file_that_nobody_knows(tmp_path, messages):
     """Whatever its folder is called."""
     own, run = write_strategy(tmp_path / "my $trategies" / "chain.py", messages), tmp_path / "run"
-    trained = launch(3, script("train.py", "--strategy", own, *SHAPE, "--out", run))
+    command = [sys.executable, ROOT / "scripts" / "train.py", "--strategy", own, *SHAPE, "--out", run]
+    trained = launch(2, [str(word) for word in command])
     assert trained.returncode == 0, trained.stderr
-    assert [json.loads(line)["step"] for line in (run / "log.jsonl").read_text().splitlines()] == [1, 2, 3]
-    assert "chain" in answer("plot.py", run)
+    assert [line["step"] for line in log(run)] == [1, 2, 3]
+    assert "chain" in answer(plot, run)
     assert (run / "plots" / "messages.svg").exists() == bool(messages)
-    assert json.loads(answer("diagnose.py", run, "--json"))["bottleneck"]
+    assert json.loads(answer(diagnose, run, "--json"))["bottleneck"]
     cluster = ["--nodes", 3, "--ranks", 3, "--link", "1gbit", "--latency", "50us"]
-    rows = json.loads(answer("advise.py", "--from-run", run, *cluster, "--json"))["strategies"]
+    rows = json.loads(answer(advise, "--from-run", run, *cluster, "--json"))["strategies"]
     (row,) = [row for row in rows if row["strategy"] == "chain"]
     assert row["memory_formula"] == "1 + 2 + 2"
     if messages:  # up the chain and down again: 4 vectors one after the other, of which the middle port takes two in
@@ -80,21 +72,29 @@ def test_every_program_takes_a_file_that_nobody_knows(tmp_path, messages):
 
 
 @pytest.mark.any_mpi
-def test_auto_and_the_benchmark_try_it(tmp_path):
+@pytest.mark.ranks(2)
+def test_auto_and_the_benchmark_try_it(comm, shared_path, monkeypatch, capsys):
     """For auto it is one more candidate, whether the model knows it or not."""
     for messages in ("", MESSAGES):
-        own = write_strategy(tmp_path / f"chain{len(messages)}.py", messages)
-        trained = launch(2, script("train.py", "--strategy", f"auto:{own}", *SHAPE, "--out", tmp_path / own.stem))
-        assert trained.returncode == 0, trained.stderr
-        said = next(line for line in trained.stdout.splitlines() if line.startswith("--strategy auto takes "))
-        assert bool(messages) or f"and {own};" in said.partition(", corrected by a trial of ")[2]
-        assert str(own) in said
-    measured = launch(2, script("bench_exchange.py", "--strategies", f"{own},ring", "--bytes", "1MB", "--repeat", 1))
-    assert measured.returncode == 0, measured.stderr
-    assert re.search(r"^chain +[\d.]+", measured.stdout, re.MULTILINE)
+        own = shared_path / f"chain{len(messages)}.py"
+        if comm.rank == 0:
+            write_strategy(own, messages)
+        comm.Barrier()
+        capsys.readouterr()
+        train(start_world(), shared_path / own.stem, "--strategy", f"auto:{own}", *SHAPE)
+        lines = capsys.readouterr().out.splitlines()
+        if comm.rank == 0:
+            said = next(line for line in lines if line.startswith("--strategy auto takes "))
+            assert bool(messages) or f"and {own};" in said.partition(", corrected by a trial of ")[2]
+            assert str(own) in said
+    flags = ["--strategies", f"{own},ring", "--bytes", "1MB", "--repeat", "1"]
+    monkeypatch.setattr(sys, "argv", ["bench_exchange.py", *flags])
+    bench_exchange.main()
+    assert comm.rank or re.search(r"^chain +[\d.]+", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.any_mpi
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -103,11 +103,9 @@ def test_auto_and_the_benchmark_try_it(tmp_path):
         ("from strategies.ring import Ring", "defines 0 subclasses of Strategy"),
     ],
 )
-def test_a_file_that_holds_none(tmp_path, text, says):
-    path = tmp_path / "own.py"
-    if text is not None:
+def test_a_file_that_holds_none(comm, shared_path, capsys, text, says):
+    path = shared_path / "own.py"
+    if comm.rank == 0 and text is not None:
         path.write_text(text)
-    ended = launch(2, script("train.py", "--strategy", path, *SHAPE))
-    assert ended.returncode == 2
-    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]  # mpirun may add its own
-    assert says in line
+    comm.Barrier()
+    assert says in refusal_of_all(comm, capsys, train, start_world(), shared_path / "run", "--strategy", path, *SHAPE)

@@ -11,7 +11,7 @@ from gpt2.errors import UserError
 from scripts.settings import presets
 from scripts.settings.checks import complete
 from scripts.settings.training import parse_settings
-from tests.support.in_process import log, train
+from tests.support.in_process import alone, log, train
 
 pytestmark = pytest.mark.any_mpi
 # Of llm.c's scripts/run_gpt2_124M.sh, and of nanoGPT's README and the file of settings that its command names.
@@ -110,11 +110,9 @@ def test_any_number_of_ranks_keeps_the_global_batch():
                 assert s.batch_size * s.grad_accum * ranks * s.seq_len == preset.tokens_per_step
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3)
 def test_the_same_losses_on_any_number_of_ranks(comm, shared_path):
     """Of the baby, three steps of a text of letters, beside one serial rank."""
-    from mpi4py import MPI
-
     text = shared_path / "a.txt"
     if comm.rank == 0:
         text.write_text("what the wind has written on the water\n" * 200)
@@ -122,7 +120,7 @@ def test_the_same_losses_on_any_number_of_ranks(comm, shared_path):
     flags = ("--preset", "nanogpt-shakespeare", "--text", text, "--steps", 3)
     train(world_of(comm, comm.Split(0, comm.rank)), shared_path / "all", *flags)
     if comm.rank == 0:
-        train(world_of(MPI.COMM_SELF, MPI.COMM_SELF), shared_path / "alone", *flags)
+        train(alone(), shared_path / "alone", *flags)
     comm.Barrier()
     found, expected = ([line["loss"] for line in log(shared_path / name)] for name in ("all", "alone"))
     np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -4,7 +4,6 @@ The model reads sequences of 8 tokens, as in training, although its context is 1
 """
 
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -16,8 +15,8 @@ from gpt2.formats import weights
 from gpt2.inference.cached_model import CachedGPT2
 from gpt2.inference.generated_text import Sampling, printable, sample_text
 from gpt2.kernels import load_kernels
-from tests.support.in_process import ROOT, train
-from tests.support.launch import launch
+from tests.support.in_process import train
+from tests.support.refusal import refusal_of_all
 
 SMALL = ["--n-layer", 2, "--n-head", 2, "--n-embd", 16, "--context", 16, "--lr", 1e-2, "--trace", "off", "--threads", 1]
 STEPS = ["--steps", 4, "--sample-every", 2, "--checkpoint-every", 2, "--eval-every", 0, "--seq-len", 8]
@@ -39,24 +38,15 @@ def test_samples_are_the_models(comm, shared_path, capsys, strategy):
         assert f"sample after step {step}: {printable(''.join(pieces))}\n" in printed
 
 
-def test_a_vocabulary_of_no_tokenizer_is_refused_before_training_unless_one_is_given(tmp_path):
-    write_shard(tmp_path / "tokens.bin", np.arange(1000) % 100)
-    command = [sys.executable, ROOT / "scripts" / "train.py", *SMALL, *STEPS, "--out", tmp_path / "run"]
-    data = ["--train-data", tmp_path / "tokens.bin", "--vocab-size", 100]
-    result = launch(2, [str(part) for part in command + data])
-    assert result.returncode == 2
-    assert "a model of 100 tokens, expected 50257 or 256" in result.stderr
-    assert result.stderr.count("error: ") == 1
-    data = [
-        "--train-data",
-        tmp_path / "tokens.bin",
-        "--vocab-size",
-        300,
-        "--tokenizer",
-        "bytes",
-        "--out",
-        tmp_path / "b",
-    ]
-    result = launch(2, [str(part) for part in command + data])
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("sample after step") == 2
+@pytest.mark.ranks(2)
+def test_a_vocabulary_of_no_tokenizer_is_refused_before_training_unless_one_is_given(comm, shared_path, capsys):
+    tokens, flags = shared_path / "tokens.bin", [*SMALL, *STEPS]
+    if comm.rank == 0:
+        write_shard(tokens, np.arange(1000) % 100)
+    comm.Barrier()
+    data = ["--train-data", tokens, "--vocab-size", 100]
+    line = refusal_of_all(comm, capsys, train, start_world(), shared_path / "run", *flags, *data)
+    assert "a model of 100 tokens, expected 50257 or 256" in line
+    data = ["--train-data", tokens, "--vocab-size", 300, "--tokenizer", "bytes"]
+    train(start_world(), shared_path / "b", *flags, *data)
+    assert capsys.readouterr().out.count("sample after step") == (2 if comm.rank == 0 else 0)

@@ -8,10 +8,11 @@ import time
 import numpy as np
 import pytest
 
+from dist.host import operation
 from dist.world import start_world, world_of
 from gpt2.config import GPT2Config
 from gpt2.data.shards import write_shard
-from gpt2.formats import llmc
+from gpt2.formats import weights
 from gpt2.kernels import load_kernels
 from gpt2.model import GPT2
 from gpt2.parameters import Layout, Parameters, initialize
@@ -78,13 +79,6 @@ def by_hand(settings):
     return losses, norms, parameters.flat
 
 
-def last_parameters(run, step):
-    path = run / "checkpoints" / f"step-{step:08}" / "model.bin"
-    parameters = Parameters.zeros(Layout(llmc.read_config(path)))
-    llmc.read_parameters(path, parameters)
-    return parameters.flat
-
-
 @pytest.mark.ranks(1)
 def test_a_run_is_the_training_that_its_flags_say(comm, shared_path, data):
     for number, change in enumerate([{}, {"grad_clip": 1e6, "beta1": 0.2, "weight_decay": 0.0}]):
@@ -94,7 +88,7 @@ def test_a_run_is_the_training_that_its_flags_say(comm, shared_path, data):
         np.testing.assert_allclose([line["loss"] for line in log(run)], losses, rtol=1e-5)
         np.testing.assert_allclose([line["grad_norm"] for line in log(run)], norms, rtol=1e-4)
         assert min(norms) > SET["grad_clip"], "clipping must have been at work"
-        np.testing.assert_allclose(last_parameters(run, 6), parameters, atol=1e-5)
+        np.testing.assert_allclose(weights.load(run).flat, parameters, atol=1e-5)
 
 
 @pytest.mark.ranks(1)
@@ -165,7 +159,7 @@ def test_outliers_are_skipped_by_the_z_that_was_asked_for_also_after_a_resume(co
     again = log(resumed)
     assert [line.get("skipped", False) for line in again] == skipped
     assert [line["loss"] for line in again] == [line["loss"] for line in lines]
-    np.testing.assert_array_equal(last_parameters(resumed, 150), last_parameters(whole, 150))
+    np.testing.assert_array_equal(weights.load(resumed).flat, weights.load(whole).flat)
 
     train(alone(), without, *flags)
     assert not any(line.get("skipped") for line in log(without))
@@ -249,8 +243,6 @@ def test_links_and_wire_decide_what_a_message_holds(comm, shared_path, data, mon
 
 @pytest.mark.ranks(2)
 def test_op_and_wire_decide_what_adds(comm, shared_path, data, monkeypatch):
-    from dist.host import operation
-
     made = []
 
     class Noted(operation.OwnSum):

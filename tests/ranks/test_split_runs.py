@@ -8,8 +8,7 @@ import pytest
 
 from dist.world import start_world, world_of
 from gpt2.data.shards import write_shard
-from gpt2.formats import llmc
-from gpt2.parameters import Layout, Parameters
+from gpt2.formats import weights
 from tests.support.in_process import log, train
 
 SIZES = ["--n-layer", 2, "--n-head", 1, "--n-embd", 10, "--context", 8, "--vocab-size", 301, "--trace", "off"]
@@ -34,10 +33,7 @@ class Runs:
     def result(self, out):
         """(losses and norms, parameters) of a run."""
         curve = [number for line in log(self.folder / out) for number in (line["loss"], line["grad_norm"])]
-        path = self.folder / out / "checkpoints" / "step-00000006" / "model.bin"
-        parameters = Parameters.zeros(Layout(llmc.read_config(path)))
-        llmc.read_parameters(path, parameters)
-        return np.array(curve), parameters.flat
+        return np.array(curve), weights.load(self.folder / out).flat
 
     def config(self, out):
         return json.loads((self.folder / out / "config.json").read_text())

@@ -19,7 +19,8 @@ from traces import Tracer
 CONFIG = GPT2Config(
     n_layer=1, n_head=1, n_embd=5, context=8, vocab_size=11
 )  # 1055 parameters: 2, 3, 4 do not divide it
-STEPS, EARLY, GLOBAL_BATCH, LENGTH, LR, MAX_NORM = 10, 4, 12, 8, 1e-2, 0.3
+STEPS, EARLY = 6, 2
+GLOBAL_BATCH, LENGTH, LR, MAX_NORM = 12, 8, 1e-2, 0.3
 BATCHES = np.random.default_rng(5).integers(CONFIG.vocab_size, size=(STEPS, GLOBAL_BATCH, LENGTH + 1)).astype(np.int32)
 KERNELS = load_kernels("numpy", 1)
 # With this eps, rounding noise where the true gradient is 0 (the key bias) stays noise: it is not normalized to steps.
@@ -119,7 +120,7 @@ def placements(comm):
         yield world_of(comm, comm.Split(comm.rank // per_node, comm.rank))
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.ranks(1, 3, 4)
 def test_every_strategy_is_one_serial_rank(comm):
     reference, reference_losses, reference_norms = serial()
     assert max(reference_norms) > MAX_NORM, "clipping must have been at work"

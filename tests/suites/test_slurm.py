@@ -21,7 +21,7 @@ SCRIPTS = REPOSITORY / "scripts"
 NODES = 3
 TIME_LIMIT_S = 180
 SHAPE = ["--n-layer", "1", "--n-head", "2", "--n-embd", "32", "--context", "16", "--batch-size", "1", "--threads", "1"]
-STEPS = 1000  # so many that a job is still running when its signal comes, however fast the machine
+STEPS = 250  # so many that a job is still running when its signal comes, however fast the machine
 TRAINING = [*SHAPE, "--steps", str(STEPS), "--eval-every", "0", "--strategy", "reduce-scatter"]
 
 

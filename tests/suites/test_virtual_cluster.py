@@ -6,16 +6,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from scripts import virtual_cluster, virtual_slurm
 from scripts.cluster import launch, program
 from scripts.cluster.hosts import ClusterError, child_processes, command_line, end_clusters, equal_cores
 from scripts.cluster.hosts import innermost_child as first_process
 from scripts.cluster.network import Port, node_ports, token_bucket
+from tests.suites.faults.processes import wait_until
 from tests.support.virtual_hosts import missing_hosts, needs
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -128,18 +129,11 @@ def alive(word: str) -> list[int]:
     return [pid for pid in numbers if word in command_line(pid)]
 
 
-def wait_until(happens) -> bool:
-    deadline = time.monotonic() + 20
-    while not happens() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return bool(happens())
-
-
 def sleeping_cluster(seconds: str) -> subprocess.Popen:
     """A cluster of 2 hosts whose ranks sleep, once they do."""
     script = start("run", "--nodes", 2, "--ranks", 2, "--rate", "1gbit", command=["sleep", seconds])
     # Its ranks are named by more processes than these two: mpirun's line has the word as well.
-    assert wait_until(lambda: sum(command_line(pid)[:1] == ["sleep"] for pid in alive(seconds)) == 2)
+    assert wait_until(lambda: sum(command_line(pid)[:1] == ["sleep"] for pid in alive(seconds)) == 2, TIME_LIMIT_S)
     return script
 
 
@@ -157,9 +151,9 @@ def test_nothing_stays_after(number):
     script.send_signal(number)
     script.wait(TIME_LIMIT_S)
     assert script.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    assert wait_until(lambda: not alive(seconds))
+    assert wait_until(lambda: not alive(seconds), TIME_LIMIT_S)
     assert interfaces() == before
-    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in keepers))
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in keepers), TIME_LIMIT_S)
 
 
 @needs_cluster
@@ -192,29 +186,63 @@ def test_two_clusters_at_once():
         assert sorted(stdout.split()[-2:]) == ["node0", "node1"]
 
 
+CLUSTER, LIMITED = "run --nodes 2 --ranks 3", "run --nodes 2 --ranks 2 --rate 1gbit"
+MISTAKES = [
+    (virtual_cluster, f"{CLUSTER} --rate 4pears", "'4pears' is no rate"),
+    (virtual_cluster, f"{CLUSTER} --rate 0mbit", "'0mbit' is no rate: expected 1kbit or more"),
+    (virtual_cluster, f"{CLUSTER} --rate 900000tbit", "the kernel refuses the rate 900000tbit: "),
+    (virtual_cluster, f"{CLUSTER} --rate 1mbit --slow node2:1mbit",
+     "--slow node2:1mbit: no host 'node2', they are node0 to node1"),
+    (virtual_cluster, f"{CLUSTER} --rate 1mbit --slow node1:up:1mbit", "expected node2:100mbit, node2:in:100mbit or"),
+    (virtual_cluster, f"{CLUSTER} --rate 1mbit --ranks-per-node 1", "3 ranks, but 2 places on 2 nodes"),
+    (virtual_cluster, f"{CLUSTER} --rate 1mbit --congestion pear",
+     "--congestion pear: in a namespace this kernel allows "),
+    (virtual_cluster, f"{CLUSTER} --rate 1mbit --delay pear", "--delay pear: "),
+    (virtual_cluster, f"{CLUSTER} --rate 1mbit --nodes 251", "--nodes 251: expected 1 to 250"),
+    (virtual_cluster, f"{LIMITED} --memory-per-host 12Q",
+     "--memory-per-host: '12Q' is no size: expected one, like 512KiB or 600MB"),
+    (virtual_cluster, f"{LIMITED} --memory-per-host 600",
+     "--memory-per-host: '600' is no memory for a host: expected 16MB or more"),
+    (virtual_cluster, f"{LIMITED} --cores-per-host many",
+     "--cores-per-host: 'many' is no number of cores: expected 0.01 to 4096"),
+]  # fmt: skip
+SLURM_MISTAKES = [
+    (virtual_slurm, "run --nodes 0", "--nodes 0: expected 1 to 250"),
+    (virtual_slurm, "run --nodes 1 --ranks-per-node 0", "--ranks-per-node is 1 or more"),
+    (virtual_slurm, "run --nodes 1 --rate pear", "'pear' is no rate"),
+]
+
+
+@pytest.fixture
+def signals():
+    """The programs' own handlers end with the test."""
+    before = {number: signal.getsignal(number) for number in program.ENDS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.any_mpi
-@needs_cluster
+@pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("script", "flags", "says"),
     [
-        (["--rate", "4pears"], "'4pears' is no rate"),
-        (["--rate", "0mbit"], "'0mbit' is no rate: expected 1kbit or more"),
-        (["--rate", "900000tbit"], "the kernel refuses the rate 900000tbit: "),
-        (["--rate", "1mbit", "--slow", "node2:1mbit"], "--slow node2:1mbit: no host 'node2', they are node0 to node1"),
-        (["--rate", "1mbit", "--slow", "node1:up:1mbit"], "expected node2:100mbit, node2:in:100mbit or"),
-        (["--rate", "1mbit", "--ranks-per-node", "1"], "3 ranks, but 2 places on 2 nodes"),
-        (["--rate", "1mbit", "--congestion", "pear"], "--congestion pear: in a namespace this kernel allows "),
-        (["--rate", "1mbit", "--delay", "pear"], "--delay pear: "),
-        (["--rate", "1mbit", "--nodes", "251"], "--nodes 251: expected 1 to 250"),
+        *(pytest.param(*one, marks=needs_cluster) for one in MISTAKES),
+        *(pytest.param(*one, marks=needs(missing_hosts(virtual_slurm.check_slurm))) for one in SLURM_MISTAKES),
     ],
+    ids=lambda value: getattr(value, "__name__", value),
 )
-def test_a_mistake_is_one_line(flags, says):
-    result = run("run", "--nodes", 2, "--ranks", 3, *flags)
-    assert result.returncode == 2
-    assert result.stderr.startswith("virtual_cluster.py: error: ")
-    assert says in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert result.stdout == ""
+def test_a_mistake_is_one_line(script, flags, says, monkeypatch, capfd):
+    name = f"{script.__name__.rpartition('.')[2]}.py"
+    monkeypatch.setattr(sys, "argv", [name, *flags.split(), "--", "true"])
+    with pytest.raises(SystemExit) as ended:
+        script.main()
+    assert ended.value.code == 2
+    printed = capfd.readouterr()
+    assert printed.err.startswith(f"{name}: error: ")
+    assert says in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
 
 
 def test_what_the_machine_lacks_is_said(monkeypatch):

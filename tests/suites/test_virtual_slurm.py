@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,8 @@ import pytest
 from scripts import virtual_slurm
 from scripts.cluster import program
 from scripts.cluster.hosts import ClusterError, child_processes
+from tests.suites.faults.processes import wait_until
+from tests.suites.test_virtual_cluster import alive
 from tests.support.virtual_hosts import missing_hosts, needs
 
 pytestmark = pytest.mark.any_mpi
@@ -51,51 +52,14 @@ def test_nothing_stays_after(number, tmp_path):
     word = f"64.{os.getpid()}"
     line = ["sh", "-c", f"touch {tmp_path}/ready; srun sleep {word}"]
     script = subprocess.Popen(script_command("run", "--nodes", 2, command=line), stdin=subprocess.DEVNULL)
-    wait_until(lambda: (tmp_path / "ready").exists() and processes_with(word))
+    assert wait_until(lambda: (tmp_path / "ready").exists() and alive(word), TIME_LIMIT_S)
     keepers = child_processes(script.pid)
     script.send_signal(number)
     assert script.wait(TIME_LIMIT_S) == (-number if number == signal.SIGKILL else 128 + number)
-    wait_until(lambda: not processes_with(word) and not any(Path(f"/proc/{pid}").exists() for pid in keepers))
+    left = [f"/proc/{pid}" for pid in keepers]
+    assert wait_until(lambda: not alive(word) and not any(map(os.path.exists, left)), TIME_LIMIT_S)
     after = [Path("/etc/hosts").read_text(), sorted(os.listdir("/sys/class/net")), Path("/proc/mounts").read_text()]
     assert after == machine
-
-
-def processes_with(word: str) -> bool:
-    return any(word in command_line(path) for path in Path("/proc").glob("[0-9]*/cmdline"))
-
-
-def command_line(file: Path) -> str:
-    """One process's command line; nothing where it ends meanwhile."""
-    try:
-        return file.read_bytes().decode(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def wait_until(happens) -> None:
-    deadline = time.monotonic() + TIME_LIMIT_S
-    while not happens():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-@needs_slurm
-@pytest.mark.parametrize(
-    ("flags", "command", "says"),
-    [
-        (["--nodes", "0"], ["true"], "--nodes 0: expected 1 to 250"),
-        (["--nodes", "1", "--ranks-per-node", "0"], ["true"], "--ranks-per-node is 1 or more"),
-        (["--nodes", "1", "--rate", "pear"], ["true"], "'pear' is no rate"),
-        (["--nodes", "1"], [], "no command: end the line with -- COMMAND..."),
-    ],
-)
-def test_a_mistake_is_one_line(flags, command, says):
-    result = run_script("run", *flags, command=command)
-    assert result.returncode == 2
-    assert result.stderr.startswith("virtual_slurm.py: error: ")
-    assert says in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert result.stdout == ""
 
 
 def test_what_the_machine_lacks_is_said(monkeypatch):

@@ -192,13 +192,13 @@ def test_a_server_waits_for_a_long_validation_but_not_for_one_that_hangs(tmp_pat
     program = tmp_path / "program.py"
     program.write_text(
         "import time\nfrom gpt2.model import GPT2\nfrom scripts import train\n"
-        "whole, seconds = GPT2.token_losses, iter([1.5, 1.5, %s, 1.5])\n"
+        "whole, seconds = GPT2.token_losses, iter([0.8, 0.8, %s, 0.8])\n"
         "def late(*arguments):\n"
         "    time.sleep(next(seconds))\n"
         "    return whole(*arguments)\n"
-        "GPT2.token_losses = late\ntrain.main()\n" % (60 if hangs else 1.5)
+        "GPT2.token_losses = late\ntrain.main()\n" % (60 if hangs else 0.8)
     )
-    flags = "--n-layer 1 --n-head 2 --n-embd 16 --context 16 --steps 1 --eval-steps 4 --stall-after 4 --end-on-stall"
+    flags = "--n-layer 1 --n-head 2 --n-embd 16 --context 16 --steps 1 --eval-steps 4 --stall-after 2.5 --end-on-stall"
     flags += " --strategy reduce-bcast --server dedicated"
     command = [sys.executable, str(program), *flags.split(), "--out", str(tmp_path / "run")]
     result = launch(2, command, cwd=ROOT)

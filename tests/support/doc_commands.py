@@ -12,22 +12,7 @@ from scripts.settings.training import Settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PROGRAMS = {
-    "mpirun",
-    "srun",
-    "sbatch",
-    "scancel",
-    "sudo",
-    "env",
-    "python",
-    "make",
-    "pip",
-    "module",
-    "ls",
-    "git",
-    "cd",
-    ".",
-}
+PROGRAMS = ("mpirun", "srun", "sbatch", "scancel", "sudo", "env", "python", "make", "pip", "module", "ls", "git", "cd")
 SCRIPT = re.compile(r"scripts/(?:slurm/)?\w+\.(?:py|sbatch)")
 FENCE, BEGIN, END = re.compile(r" {0,3}```(\w*)"), "<!-- begin generated: ", "<!-- end generated: "
 INLINE = re.compile(r"`((?:sudo |mpirun |srun |python |make )[^`]*)`")

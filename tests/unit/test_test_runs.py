@@ -18,7 +18,7 @@ pytestmark = pytest.mark.any_mpi
         ("tests/ranks/test_zero.py::test_a_layer[3 ranks]", "3 ranks"),
         ("tests/gpu/test_gpu_waits.py::test_late[3 ranks-copies]", "3 ranks"),
         ("tests/ranks/test_x.py::test_y[5-12 ranks]", "12 ranks"),
-        ("tests/ranks/test_train.py::test_help_needs_no_mpi", "one at a time"),
+        ("tests/suites/test_doctor.py::test_help_without_mpi", "one at a time"),
         ("tests/suites/test_slurm.py::test_a_sweep_gives_one_figure", "one at a time"),
         ("tests/unit/test_plots.py::test_one_run[4 ranks and more]", "tests/unit/test_plots.py"),
     ],

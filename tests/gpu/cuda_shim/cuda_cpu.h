@@ -29,6 +29,9 @@
 #define blockIdx (cpu::block->index)
 #define blockDim (cpu::block->size)
 #define gridDim (cpu::block->grid)
+#define CUDA_TEXT(x) #x
+#define CUDA_LINE(line) CUDA_TEXT(line)
+#define __syncthreads() cpu::barrier(__FILE__ ":" CUDA_LINE(__LINE__))
 
 extern "C" __attribute__((weak, visibility("hidden"))) char __start_cuda_shared[], __stop_cuda_shared[];
 
@@ -71,6 +74,7 @@ struct Block {
     size_t dynamic_bytes;
     uint64_t random;
     bool stay;  // with one warp for as long as it can run
+    const char* left_out;  // "/file:line" of a barrier that is none, or null
     unsigned threads;
     std::vector<Warp> warps;
     std::vector<Fiber*> at_barrier;
@@ -133,6 +137,11 @@ __attribute__((noinline)) inline void wait(std::vector<Fiber*>& waiting, unsigne
     waiting.push_back(block->current);
     if (waiting.size() == expected) release(waiting);
     if (_setjmp(block->current->resume) == 0) run_next();
+}
+
+inline void barrier(const char* place) {
+    const bool is_left_out = block->left_out && std::strcmp(std::strrchr(place, '/'), block->left_out) == 0;
+    if (!is_left_out) wait(block->at_barrier, block->alive);
 }
 
 inline void fiber_main() {
@@ -225,7 +234,7 @@ inline std::vector<Dim> shuffled_blocks(Block& b) {
 }
 
 // sizes: grid x, y, z, block x, y, z. The blocks come in an order of the seed's as well.
-inline Outcome launch(const unsigned* sizes, size_t shared_bytes, uint64_t seed, void** arguments,
+inline Outcome launch(const unsigned* sizes, size_t shared_bytes, uint64_t seed, const char* left_out, void** arguments,
                       void (*kernel)(void**)) {
     Block b = {};
     b.grid = {sizes[0], sizes[1], sizes[2]};
@@ -234,6 +243,7 @@ inline Outcome launch(const unsigned* sizes, size_t shared_bytes, uint64_t seed,
     b.arguments = arguments;
     b.random = seed * 0x9e3779b97f4a7c15u + 1;
     b.stay = seed % 2;
+    b.left_out = left_out;
     b.threads = b.size.x * b.size.y * b.size.z;
     b.warps.resize(b.threads / WARP);
     std::vector<char> shared(shared_bytes + MARGIN + 16);
@@ -257,8 +267,6 @@ void call(void (*kernel)(A...), void** arguments) {
     call(kernel, arguments, std::index_sequence_for<A...>{});
 }
 }  // namespace cpu
-
-inline void __syncthreads() { cpu::wait(cpu::block->at_barrier, cpu::block->alive); }
 
 template <class T>
 T __shfl_sync(unsigned mask, T value, int lane) {

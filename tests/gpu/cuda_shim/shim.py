@@ -4,11 +4,13 @@ import ctypes
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from gpt2.kernels.cupy.compile import FOLDER, STORAGES
 from gpt2.kernels.cupy.launch import storage as storage_of
@@ -27,8 +29,9 @@ OUTCOMES = {
 KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\((\d+)(?:, (\d+))?\)\s*(\w+)\(')
 
 LAUNCHER = """
-extern "C" int launch_NAME(const unsigned* sizes, size_t shared_bytes, uint64_t seed, void** arguments) {
-    return cpu::launch(sizes, shared_bytes, seed, arguments, [](void** a) { cpu::call(NAME, a); });
+extern "C" int launch_NAME(
+    const unsigned* sizes, size_t shared_bytes, uint64_t seed, const char* left_out, void** arguments) {
+    return cpu::launch(sizes, shared_bytes, seed, left_out, arguments, [](void** a) { cpu::call(NAME, a); });
 }
 """
 
@@ -36,11 +39,11 @@ extern "C" int launch_NAME(const unsigned* sizes, size_t shared_bytes, uint64_t 
 class Shim:
     """Kernels from `folder`'s .cu files, built in `build`, once; `seed` decides in which order threads and blocks run.
 
-    Arrays are NumPy's, bfloat16 being uint16. Matrix products are NumPy's too; fused: with the
-    work of epilogues in them.
+    left_out: "/file:line" of a barrier that no thread waits at. Arrays are NumPy's, bfloat16 being uint16. Matrix
+    products are NumPy's too; fused: with the work of epilogues in them.
     """
 
-    cudnn_attention = spare = None
+    cudnn_attention = spare = left_out = None
     multiprocessors, multiprocessor_bytes = 1, 228 << 10
 
     def __init__(self, build: Path, folder: Path = FOLDER, fused: bool = False):
@@ -56,8 +59,9 @@ class Shim:
         values = [_argument(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         outcome = getattr(library, f"launch_{kernel}")(
-            (ctypes.c_uint * 6)(*sizes), ctypes.c_size_t(shared_bytes), ctypes.c_uint64(self.seed), pointers
-        )
+            (ctypes.c_uint * 6)(*sizes), ctypes.c_size_t(shared_bytes), ctypes.c_uint64(self.seed),
+            self.left_out and ctypes.c_char_p(self.left_out.encode()), pointers,
+        )  # fmt: skip
         if outcome:
             raise RuntimeError(f"{kernel}, seed {self.seed}: {OUTCOMES[outcome]}")
 
@@ -119,7 +123,12 @@ class Shim:
 
 
 def lasting_build() -> Path:
-    """A folder for what all tests build, in any process: one for each state of the sources, found again next time."""
+    """A folder for what all tests build, in any process: one for each state of the sources, found again next time.
+
+    Skips the test on a machine without g++.
+    """
+    if shutil.which("g++") is None:
+        pytest.skip("the CPU shim needs g++")
     sources = sorted([*FOLDER.glob("*.cu*"), *SHIM.glob("*.h"), Path(__file__)])
     key = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"cuda_shim-{os.getuid()}-{key}"

@@ -96,16 +96,8 @@ def pytest_pyfunc_call(pyfuncitem):
     if not pyfuncitem.get_closest_marker("own_process") or config.getoption("--own-process", False):
         return None
     fake = config.getoption("--fake-gpu", None)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-rs",
-        "--own-process",
-        *(["--fake-gpu", str(fake)] if fake else []),
-    ]
+    options = ["-x", "-q", "-rs", "--own-process", *(["--fake-gpu", str(fake)] if fake else [])]
+    command = [sys.executable, "-m", "pytest", *options]
     limit_s = time_left()
     try:
         result = subprocess.run(

@@ -27,7 +27,7 @@ class Runs:
     def __init__(self, folder, fake_gpu, seconds_left):
         self.folder, self.fake, self.seconds_left = folder, fake_gpu, seconds_left
         shape = "1 --n-head 1 --n-embd 64 --context 16" if fake_gpu else "4 --n-head 2 --n-embd 128 --context 128"
-        self.steps = 3 if fake_gpu else 50
+        self.steps = 2 if fake_gpu else 50
         self.common = f"--n-layer {shape} --eval-every 1000 --eval-steps 2 --warmup 5"
 
     def train(self, name: str, flags: str, ranks: int = 1, steps: int | None = None) -> list[dict]:

@@ -2,7 +2,6 @@
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -13,60 +12,46 @@ from tests.support.mutations import Damaged, Mutator
 from tests.unit.test_tokenizers import CACHE
 
 
-@dataclass(frozen=True)
-class Kind:
-    """make(folder): a file of the format in an empty folder. other: what may be read of it that was not written there.
-
-    missing: what this machine lacks for it.
-    """
-
-    make: Callable[[Path], Damaged]
-    other: str
-    missing: str = ""
-
-
 def without(package: str) -> str:
     return "" if importlib.util.find_spec(package) else f"the package {package} is not installed"
 
 
 RANK, MARKER = checkpoint_files.rank_file(1), checkpoints.MARKER
-WEIGHTS = "a weight has no checksum: it is the one that stands there"
-NOTHING = "nothing: it has checksums"
-MEASURED = "a time or a number has no checksum: it is the one that stands there"
-KINDS = {
-    "token shard": Kind(llmc.shard, "a token has no checksum: it is the one that stands there"),
-    "llm.c model, float32": Kind(partial(llmc.model, stored="float32"), WEIGHTS),
-    "llm.c model, bfloat16": Kind(partial(llmc.model, stored="bfloat16"), WEIGHTS),
-    "HellaSwag": Kind(llmc.evaluation, "a token has no checksum: it is the one that stands there"),
-    "checkpoint, bytes": Kind(partial(llmc.checkpoint, name=RANK, mutate=partial(llmc.of_bytes, head=800)), NOTHING),
-    "checkpoint, header": Kind(partial(llmc.checkpoint, name=RANK, mutate=Mutator.of_sized_header), NOTHING),
-    "checkpoint, marker": Kind(partial(llmc.checkpoint, name=MARKER, mutate=Mutator.of_json), NOTHING),
-    "checkpoint in pieces, header": Kind(
-        partial(llmc.checkpoint_in_pieces, name=RANK, mutate=Mutator.of_sized_header), NOTHING
-    ),
-    "checkpoint in pieces, marker": Kind(
-        partial(llmc.checkpoint_in_pieces, name=MARKER, mutate=Mutator.of_json), NOTHING
-    ),
-    "Hugging Face, bytes": Kind(partial(huggingface.tensors, mutate=huggingface.of_tensors), WEIGHTS),
-    "Hugging Face, header": Kind(partial(huggingface.tensors, mutate=Mutator.of_sized_header), WEIGHTS),
-    "Hugging Face, config.json": Kind(huggingface.config, "heads, and what no reader needs: the tensors say the rest"),
-    "Hugging Face, index": Kind(huggingface.index, "nothing: the tensors say where they are"),
-    "run, config.json": Kind(runs.config, MEASURED),
-    "run, log.jsonl": Kind(runs.log, MEASURED),
-    "run, trace": Kind(trace_files.trace, MEASURED),
-    "run, calls": Kind(trace_files.calls, MEASURED),
-    "run, counters": Kind(trace_files.counters, MEASURED),
-    "run, clocks.json": Kind(trace_files.end_clocks, MEASURED),
-    "run, links.json": Kind(trace_files.end_links, MEASURED),
-    "run, lock.json": Kind(runs.lock, "a lock has no checksum: it is the one that stands there"),
-    "log.jsonl on --resume": Kind(texts.resumed_log, "lines that are gone: the log is for people to read"),
-    "config.json's tokenizer": Kind(texts.tokenizer_of_run, "nothing"),
-    "manifest.json": Kind(texts.manifest, NOTHING),
-    "text, .jsonl": Kind(texts.json_lines, "a text has no checksum: it is the one that stands there"),
-    "text, .gz": Kind(texts.gz, NOTHING),
-    "text, .zst": Kind(texts.zst, NOTHING, without("zstandard")),
-    "text, .parquet": Kind(texts.parquet, "a text has no checksum: it is one all the same", without("pyarrow")),
-    "GPT-2's vocabulary": Kind(
-        texts.vocabulary, NOTHING, "" if (CACHE / GPT2_FILES["vocab.bpe"]).exists() else f"no files in {CACHE}"
-    ),
+# A function that makes a file of the format in an empty folder.
+KINDS: dict[str, Callable[[Path], Damaged]] = {
+    "token shard": llmc.shard,
+    "llm.c model, float32": partial(llmc.model, stored="float32"),
+    "llm.c model, bfloat16": partial(llmc.model, stored="bfloat16"),
+    "HellaSwag": llmc.evaluation,
+    "checkpoint, bytes": partial(llmc.checkpoint, name=RANK, mutate=partial(llmc.of_bytes, head=800)),
+    "checkpoint, header": partial(llmc.checkpoint, name=RANK, mutate=Mutator.of_sized_header),
+    "checkpoint, marker": partial(llmc.checkpoint, name=MARKER, mutate=Mutator.of_json),
+    "checkpoint in pieces, header": partial(llmc.checkpoint_in_pieces, name=RANK, mutate=Mutator.of_sized_header),
+    "checkpoint in pieces, marker": partial(llmc.checkpoint_in_pieces, name=MARKER, mutate=Mutator.of_json),
+    "Hugging Face, bytes": partial(huggingface.tensors, mutate=huggingface.of_tensors),
+    "Hugging Face, header": partial(huggingface.tensors, mutate=Mutator.of_sized_header),
+    "Hugging Face, config.json": huggingface.config,
+    "Hugging Face, index": huggingface.index,
+    "run, config.json": runs.config,
+    "run, log.jsonl": runs.log,
+    "run, trace": trace_files.trace,
+    "run, calls": trace_files.calls,
+    "run, counters": trace_files.counters,
+    "run, clocks.json": trace_files.end_clocks,
+    "run, links.json": trace_files.end_links,
+    "run, lock.json": runs.lock,
+    "log.jsonl on --resume": texts.resumed_log,
+    "config.json's tokenizer": texts.tokenizer_of_run,
+    "manifest.json": texts.manifest,
+    "text, .jsonl": texts.json_lines,
+    "text, .gz": texts.gz,
+    "text, .zst": texts.zst,
+    "text, .parquet": texts.parquet,
+    "GPT-2's vocabulary": texts.vocabulary,
+}
+# What this machine lacks for a format, if anything.
+MISSING = {
+    "text, .zst": without("zstandard"),
+    "text, .parquet": without("pyarrow"),
+    "GPT-2's vocabulary": "" if (CACHE / GPT2_FILES["vocab.bpe"]).exists() else f"no files in {CACHE}",
 }
