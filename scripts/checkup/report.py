@@ -5,10 +5,9 @@ the requested model, or None. A check reads facts only, so tests can invent them
 """
 
 import textwrap
-from contextlib import suppress
 from dataclasses import dataclass
 
-from scripts.checkup.facts import RankFacts, fact
+from scripts.checkup.facts import RankFacts, error_text, fact
 from scripts.machine.names import rank_numbers
 
 FAIL = "will fail"
@@ -38,11 +37,16 @@ class Problem:
 
 
 def find_problems(checks, ranks: list[dict], model: str | None = None) -> list[Problem]:
-    """Run the checks and sort what they find, failures first."""
+    """Run the checks and sort what they find, failures first. A check that raises becomes a problem itself."""
     found = []
     for check in checks:
-        with suppress(ImportError):  # of NumPy or the like: the section "packages" reports it
+        try:
             found += check(RankFacts(ranks), model)
+        except ImportError:  # of NumPy or the like: the section "packages" reports it
+            continue
+        except Exception as error:
+            text = f"the check {check.__name__} ended with {error_text(error)}"
+            found.append(Problem(NOTE, "doctor", text, "report it, with what --json writes"))
     return sorted(found, key=lambda problem: SEVERITIES.index(problem.severity))
 
 
@@ -52,7 +56,8 @@ def verdict(problems: list[Problem], place: dict) -> str:
     for severity, words in ((FAIL, "training will fail"), (SLOW, "training will run, but slower than it could")):
         if subjects := dict.fromkeys(problem.about for problem in problems if problem.severity == severity):
             return f"{job}: {words}: {', '.join(subjects)}"
-    return f"{job}: nothing found that would fail or be slow"
+    unsure = ", but not every check could be made" if any(problem.about == "doctor" for problem in problems) else ""
+    return f"{job}: nothing found that would fail or be slow{unsure}"
 
 
 def as_text(ranks: list[dict], problems: list[Problem]) -> str:

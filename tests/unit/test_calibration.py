@@ -240,9 +240,9 @@ def test_the_errors_are_those_of_the_measured_exchanges():
 
 def test_the_page_says_the_numbers_of_the_rule():
     page = " ".join((DOCS / "diagnosis.md").read_text().split())
-    assert f"Either end is {1 + OWN_MESSAGES_ERROR:.2f} times further out, {1 + LIBRARY_ERROR:.2f} times where" in page
+    assert f"by a factor of {1 + OWN_MESSAGES_ERROR:.2f}, or {1 + LIBRARY_ERROR:.2f} where a strategy calls" in page
     assert "a factor below {:g} or above {:g}, unless".format(*EXPLAINED) in page
-    assert f"{NOTCH:g} quartile ranges" in page
+    assert f"{NOTCH:g} interquartile ranges" in page
     assert TRIFLE == 1 / 20
     assert "less than a twentieth of the step" in page
 

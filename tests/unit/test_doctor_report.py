@@ -40,6 +40,15 @@ def test_a_missing_section_stops_no_check(section):
         assert as_text(ranks, findings).splitlines()[-1].startswith("verdict: 8 ranks on 4 nodes: ")
 
 
+def test_a_check_that_raises_is_a_finding():
+    ranks = healthy()
+    change("speed", "fast")(ranks)
+    (finding,) = find_problems(CHECKS, ranks)
+    assert (finding.severity, finding.about) == (NOTE, "doctor")
+    assert "speed ended with TypeError" in finding.text
+    assert "not every check could be made" in verdict([finding], ranks[0]["place"])
+
+
 def test_crowded_ranks_are_not_called_slow():
     """On shared cores a rank's rate says who had the core."""
     ranks = healthy(nodes=1, ranks_per_node=4)
