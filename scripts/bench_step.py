@@ -63,15 +63,16 @@ def parse():
     add = parser.add_argument
     add("--backend", choices=("numpy", "cupy"), default="numpy", help="CPUs or a GPU (numpy)")
     add("--model", type=preset_name, choices=PRESETS, default="gpt2-124M", help="shape of the model (gpt2-124M)")
-    add("--batch-size", type=int, default=4, help="B: sequences per step (4)")
-    add("--seq-len", type=int, default=256, help="T: tokens per sequence (256)")
+    add("--batch-size", type=int, default=4, metavar="B", help="sequences per step (4)")
+    add("--seq-len", type=int, default=256, metavar="T", help="tokens per sequence (256)")
     add("--dtype", choices=("float32", "bfloat16"), help="number format (bfloat16 on a GPU, float32 on CPUs)")
-    add("--threads", type=int, help="threads of each contender on CPUs (all cores)")
-    add("--repeat", type=int, default=7, help="turns of each contender (7), of one step on CPUs and five on a GPU")
+    add("--threads", type=int, metavar="N", help="threads of each contender on CPUs (all cores)")
+    add("--repeat", type=int, default=7, metavar="R", help="turns of each contender (7): a step on CPUs, five on a GPU")
     rivals = "also measure PyTorch, eager and compiled; with cupy also the train_gpt2cu of llm.c at PATH"
     add("--vs", type=rival, action="append", default=[], metavar="torch|llmc=PATH", help=rivals)
-    add("--peak-tflops", type=float, help="with cupy: 100%% in MFU (this GPU's datasheet, dense bfloat16)")
-    add("--json", type=Path, help="write all measurements to this file")
+    peak = "with cupy: 100%% in MFU (this GPU's datasheet, dense bfloat16)"
+    add("--peak-tflops", type=float, metavar="TFLOPS", help=peak)
+    add("--json", type=Path, metavar="FILE", help="write all measurements to this file")
     add("--contender", nargs=2, help=argparse.SUPPRESS)  # starts a contender's process: NAME SHAPE
     settings = parser.parse_args()
     settings.vs = dict(settings.vs)

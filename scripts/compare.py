@@ -42,11 +42,12 @@ OPTIONS = {
 def main():
     parser = Parser(__doc__)
     add = parser.add_argument
-    add("--ranks", type=int, default=4, help="ranks of each run (4)")
-    add("--strategies", default="reduce-bcast,sliced,reduce-scatter", help="strategies separated by commas, or all")
-    add("--out", type=Path, help="folder for runs and figures (runs/compare-TIME)")
-    add("training", nargs="*", default=DEFAULT_TRAINING, help="after --: flags of scripts/train.py")
-    add("--rounds", type=int, help=f"trainings of each strategy ({ROUNDS}; 1 if flags follow --)")
+    add("--ranks", type=int, default=4, metavar="N", help="ranks of each run (4)")
+    strategies = "reduce-bcast,sliced,reduce-scatter"
+    add("--strategies", default=strategies, metavar="all|LIST", help=f"strategies separated by commas ({strategies})")
+    add("--out", type=Path, metavar="DIR", help="folder for runs and figures (runs/compare-TIME)")
+    add("training", metavar="FLAG", nargs="*", default=DEFAULT_TRAINING, help="after --: flags of scripts/train.py")
+    add("--rounds", type=int, metavar="R", help=f"trainings of each strategy ({ROUNDS}; 1 if flags follow --)")
     arguments = parser.parse_args()
     if arguments.rounds is not None and arguments.rounds < 1:
         parser.error(f"--rounds {arguments.rounds}: expected 1 or more")

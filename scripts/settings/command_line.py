@@ -1,7 +1,7 @@
 """The parser of command lines. It reports a mistake in one line, with a suggestion.
 
-argparse prints its usage first, which is pages for train.py, and suggests nothing for unknown flags. suggest_on_error
-of Python 3.14 concerns only the values of flags.
+argparse prints the usage first, which takes pages for train.py, and suggests nothing for unknown flags (in Python 3.14
+suggest_on_error covers only the values of flags).
 """
 
 import argparse
@@ -15,11 +15,11 @@ from pathlib import Path
 from dist.console import USER_MISTAKE
 from dist.probe.programs import RANKS, is_first
 
-DASHES = "-\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}"  # text processors replace "--" by these
-SPEAKING_S = 0.6  # other processes wait so long for the one that prints
+DASHES = "-\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}"  # text processors replace "--" with these
+SPEAKING_S = 0.6  # other processes wait this long for the process that prints
 SHOWN = 60  # characters of a user's word in a message
-# Names in nanoGPT, llm.c, Megatron-LM and Hugging Face's trainer of flags that have other names here. Names that are
-# much alike, such as micro-batch-size, are found without an entry.
+# Flags of nanoGPT, llm.c, Megatron-LM and Hugging Face's trainer, and our names for them. Similar names, such as
+# micro-batch-size, are found without an entry.
 ELSEWHERE = {
     "learning-rate": "lr",
     "max-steps": "steps",
@@ -43,7 +43,7 @@ ELSEWHERE = {
 class Parser(argparse.ArgumentParser):
     """A parser that reports a mistake in one line on stderr, with exit code 2. Flags cannot be abbreviated.
 
-    description: --help prints it as it is.
+    description: printed unchanged by --help.
     """
 
     def __init__(self, description: str | None = None, **options):
@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(description=description, formatter_class=raw, allow_abbrev=False, **options)
 
     def parse_known_args(self, arguments=None, namespace=None):
-        """Report unknown flags already here: a subcommand's parser knows its flags, the outer parser does not."""
+        """Report unknown flags here, because the outer parser does not know the flags of a subcommand."""
         self._words = sys.argv[1:] if arguments is None else list(arguments)
         given, unknown = super().parse_known_args(self._words, namespace)
         if unknown:
@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
             super().print_help(file)
 
     def end(self, text: str):
-        """Print the text on the first process. Others wait, as a launcher ends the job as soon as one process ends."""
+        """Print the text on the first process. Others wait: a launcher ends the job when one process ends."""
         if not is_first(RANKS):
             time.sleep(SPEAKING_S)
             self.exit(USER_MISTAKE)
