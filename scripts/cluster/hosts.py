@@ -1,13 +1,13 @@
-"""Hosts on one machine, made of Linux namespaces that end with the process that made them.
+"""Virtual hosts on one machine: Linux namespaces that end with the process that made them.
 
 A host is a first process in new namespaces: network (its ports and addresses), UTS (its name), IPC and PID (else MPI
 libraries would use shared memory, or read another process's memory, between "hosts"), and mount, with a separate /proc,
-/sys (where MPI looks up interfaces) and /dev/shm (also TMPDIR, as Open MPI keeps a folder per host there).
+/sys (where MPI looks up interfaces) and /dev/shm (also TMPDIR: Open MPI keeps a folder per host there).
 
 The first process reads a pipe from this process. However this process ends, SIGKILL included, the pipe closes, the
 first process ends, and the kernel ends all others in its PID namespace and removes the interfaces. Nodes are made
-inside the head, so one pipe serves for all. Nothing has a name outside, so two clusters cannot collide, and nothing
-stays on disk.
+inside the head, so one pipe is enough for all. No name is visible outside, so two clusters cannot collide, and nothing
+remains on disk.
 """
 
 import os
@@ -21,11 +21,11 @@ from dist.control_groups import PLACES
 from scripts.cluster.groups import NO_LIMITS, ClusterError, Limits, limited_groups
 
 HEAD = "head"
-HEAD_MARK = "virtual-cluster-head"  # an argument by which to find the process that holds a head
+HEAD_MARK = "virtual-cluster-head"  # an argument that identifies the process that holds a head
 NAMESPACES = ["--net", "--uts", "--ipc", "--mount", "--pid"]
 END_LIMIT_S = 10
-# Arguments: the host's name, the text of /etc/hosts, the owner's process ID (see is_owned), and where control groups
-# are mounted, or "" to hide them. A rank reads its limits there, and the head's agent joins a host's groups there.
+# Arguments: the host's name, the text of /etc/hosts, the owner's process ID (see is_owned), and the mount point of
+# control groups, or "" to hide them. A rank reads its limits there, and the head's agent joins a host's groups there.
 FIRST_PROCESS = """
 set -e
 mount -t tmpfs tmpfs /dev/shm
@@ -48,8 +48,8 @@ class Host:
     def __init__(self, name: str, addresses: str, groups: str, inside: "Host | None" = None, group=None):
         """Start a host. Raise ClusterError if the kernel refuses.
 
-        addresses: the text of /etc/hosts. groups: where control groups are mounted, "" to hide them. inside: the host
-        with which this one ends. group: the ControlGroup that limits it.
+        addresses: the text of /etc/hosts. groups: where control groups are mounted, "" to hide them. inside: an outer
+        host; this host ends with it. group: the ControlGroup that limits this host.
         """
         self.name = name
         self.group = group
@@ -57,7 +57,7 @@ class Host:
         command = ["unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc", "--"]
         command += ["sh", "-c", FIRST_PROCESS, mark, name, addresses, str(os.getpid()), groups]
         pipe = subprocess.PIPE
-        # In a new session the host does not get Ctrl-C. Its owner does, and stops mpirun first.
+        # In a new session the host does not get Ctrl-C. The owner gets it, and stops mpirun first.
         self._keeper = subprocess.Popen(
             inside.enter(*command) if inside else command,
             stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True,
@@ -77,11 +77,11 @@ class Host:
         return self.group.joined(*entering) if self.group else entering
 
     def enter_here(self, *command: str) -> list[str]:
-        """Return the command that runs `command` on this host in this process's current folder."""
+        """Return the command that runs `command` on this host, in the current folder of this process."""
         return self.enter("env", f"--chdir={Path.cwd()}", *command)
 
     def on_network(self, *command: str, text: str = "") -> str:
-        """Run a command of this machine on the host's network, with `text` as input, and return its output.
+        """Run a command of this machine in the host's network namespace, with `text` as input; return its output.
 
         Raise ClusterError with the command's message if it fails.
         """
@@ -134,12 +134,12 @@ def running_hosts(addresses: dict[str, str], prepare_head=lambda head: None, lim
 def equal_cores(setting: Path = Path("/proc/sys/kernel/sched_autogroup_enabled")):
     """While the block runs, share cores equally among processes, not among sessions as Linux may do.
 
-    Open MPI makes a session for each host. Two ranks on one host would compute half as fast as a single rank on
-    another, and a verdict would blame hosts that are equal.
+    Open MPI makes a session for each host. Two ranks on one host would compute half as fast as a single rank on another
+    host, and a verdict would blame hosts that are equal.
     """
     is_changed = False
-    with suppress(OSError):  # a kernel without it, or a container that may not change it
-        if setting.read_text().strip() == "1":  # else another cluster has changed it and will change it back
+    with suppress(OSError):  # the kernel lacks this setting, or a container may not change it
+        if setting.read_text().strip() == "1":  # else another cluster has changed it and will restore it
             setting.write_text("0")
             is_changed = True
     try:
@@ -175,7 +175,7 @@ def end_clusters(running_too: bool = False) -> int:
     ended = [pid for pid in head_keepers() if running_too or not is_owned(pid)]
     for pid in ended:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)  # by --kill-child the head's first process ends, and so all its hosts
+            os.kill(pid, signal.SIGKILL)  # --kill-child then ends the head's first process, and with it all hosts
     deadline = time.monotonic() + END_LIMIT_S
     while set(ended) & set(head_keepers()) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -192,10 +192,12 @@ def is_owned(keeper: int) -> bool:
     words = command_line(keeper)
     try:
         parent = int(Path(f"/proc/{keeper}/stat").read_text().rpartition(")")[2].split()[1])
-        # In another PID namespace the owner has another number for itself.
+        if command_line(parent) == words:  # a fork of the keeper that is about to become the head's first process
+            return True
+        # In another PID namespace the owner has a different PID.
         return int(words[words.index(HEAD_MARK) + 3]) in namespace_pids(parent)
     except (FileNotFoundError, ProcessLookupError, ValueError):
-        return True  # it has ended by now: nothing to clean up
+        return True  # the keeper has ended by now: nothing to clean up
 
 
 def command_line(pid: int) -> list[str]:

@@ -13,7 +13,16 @@ import pytest
 
 from scripts import virtual_cluster, virtual_slurm
 from scripts.cluster import launch, program
-from scripts.cluster.hosts import ClusterError, child_processes, command_line, end_clusters, equal_cores
+from scripts.cluster.hosts import (
+    HEAD_MARK,
+    ClusterError,
+    child_processes,
+    command_line,
+    end_clusters,
+    equal_cores,
+    head_keepers,
+    is_owned,
+)
 from scripts.cluster.hosts import innermost_child as first_process
 from scripts.cluster.network import Port, node_ports, token_bucket
 from tests.suites.faults.processes import wait_until
@@ -173,6 +182,23 @@ def test_what_a_killed_script_left_ends_with_the_next_start():
     assert result.stdout.startswith("ended 1 virtual cluster that a killed run left behind\n")
     assert not alive(seconds)
     assert run("down", command=()).stdout == "no cluster to end\n"
+
+
+def test_a_host_that_another_cluster_sees_begin_has_an_owner():
+    """unshare forks, and for a moment the fork has its command line; its parent is not the cluster's script."""
+    forks = "import os; os.fork(); print(flush=True); input()"
+    command = ["unshare", "-c", forks, HEAD_MARK, "head", "addresses", str(os.getpid())]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, executable=sys.executable, **pipes) as keeper:
+        lines = [keeper.stdout.readline() for _ in range(2)]
+        alike = [keeper.pid, *child_processes(keeper.pid)]
+        owned = [is_owned(pid) for pid in alike]
+        found = set(head_keepers())
+        keeper.communicate(b"\n\n")
+    assert lines == [b"\n", b"\n"]
+    assert len(alike) == 2
+    assert {*alike} <= found
+    assert owned == [True, True]
 
 
 @needs_cluster
