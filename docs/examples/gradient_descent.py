@@ -1,6 +1,6 @@
 """Linear regression by gradient descent, its samples spread over the ranks: mpirun -n 4 python gradient_descent.py RUN
 
-Trains nothing of gpt2-mpi, and takes three things from it: the ranks' places, a tracer, an all-reduce.
+It trains no GPT-2. From gpt2-mpi it uses the placement of ranks on nodes, a tracer and an all-reduce.
 """
 
 import sys

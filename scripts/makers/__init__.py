@@ -1,1 +1,1 @@
-"""Tools for maintainers: the generated parts of the documentation, and the wheel."""
+"""Tools for maintainers: they generate parts of the documentation, and the wheel."""

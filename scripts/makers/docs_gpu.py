@@ -3,8 +3,8 @@
     python scripts/makers/docs_gpu.py
     python scripts/makers/docs_gpu.py --commit 36b07cf --step gpu.json --tests runs/test-gpu.json
 
---step and --tests first copy new results into docs/gpu/, with the commit at which they were measured: the files that
-`bench_step.py --backend cupy --json` and `make test-gpu` wrote on the machine with the GPU. This program needs no GPU.
+--step and --tests first copy new results into docs/gpu/ and add the commit at which they were measured. The GPU machine
+writes them by `bench_step.py --backend cupy --json` and `make test-gpu`. This program needs no GPU.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def main_reports() -> list[dict]:
 
 
 def speed_table(reports: list[dict]) -> str:
-    """Return a row per report. Each column shows the contenders side by side, a dash for one without a result."""
+    """Return a row per report. Each column shows the contenders side by side, with a dash for a missing result."""
     upper = {"ms a step": ("step_s", 1e3, ".1f"), "thousand tokens/s": ("tokens_per_s", 1e-3, ".1f")}
     lower = {"MFU, %": ("mfu", 100, ".1f"), "memory, GB": ("memory_bytes", 1e-9, ".1f")}
     lines = []
@@ -100,7 +100,7 @@ def cell(contender: dict, key: str, factor: float, digits: str) -> str:
 
 
 def run_block(text: str) -> str:
-    """Return a training's output as it was printed, without its table of settings."""
+    """Return the printed output of a training run, without its table of settings."""
     comment, _, output = text.partition("\n")
     header, _, steps = output.split("\n\n")
     shown = fenced("\n\n".join((header, "[all settings]", steps)))
@@ -108,7 +108,7 @@ def run_block(text: str) -> str:
 
 
 def measured_on(reports: list[dict], tests: dict) -> str:
-    """Name the reports' GPUs, commits and versions; NVIDIA's libraries are taken from the tests' report."""
+    """Name the reports' GPUs, commits and versions; the versions of NVIDIA's libraries come from the tests' report."""
     machine = reports[0]["machine"]
     named = {"CuPy": machine["CuPy"]}
     for name, package in (("cuBLAS", "nvidia-cublas"), ("cuDNN", "nvidia-cudnn-cu13"), ("NCCL", "nvidia-nccl-cu13")):
@@ -123,7 +123,7 @@ def measured_on(reports: list[dict], tests: dict) -> str:
 
 
 def draw(reports: list[dict]) -> Figure:
-    """Draw a panel per report, a bar per contender. reports: of the same shape, one per GPU."""
+    """Draw a panel per report with a bar per contender. reports: one per GPU, for the same model and batch size."""
     settings = reports[0]["settings"]
     subtitle = (
         f"training {settings['model']} in {settings['dtype']}, {settings['batch_size']} sequences of "
@@ -152,7 +152,7 @@ def title(reports: list[dict]) -> str:
 
 
 def ratio_text(reports: list[dict], other: str) -> str:
-    """Return the range of the ratio between our tokens/s and another contender's, like "1.01 to 1.03 times"."""
+    """Return the range of the ratio of our tokens/s to another contender's tokens/s, like "1.01 to 1.03 times"."""
     ratios = sorted(speeds(report)["ours"] / speeds(report)[other] for report in reports)
     return " to ".join(dict.fromkeys((f"{ratios[0]:.2f}", f"{ratios[-1]:.2f}"))) + " times"
 

@@ -1,16 +1,15 @@
 """The build backend of pyproject.toml: builds a wheel with all packages inside one package, gpt2_mpi.
 
-In the repository gpt2, dist, strategies, traces and scripts lie side by side. Installed like this, modules called
-`dist` and `traces` would lie at the top of site-packages, where they could hide other modules or be hidden. So
-setuptools builds the wheel, and this module moves its files: dist/world.py becomes gpt2_mpi/dist/world.py. It rewrites
-imports, which are all absolute: "from dist.world import World" becomes "from gpt2_mpi.dist.world import World". In
-texts it replaces "python scripts/train.py" with "gpt2-mpi train", in job scripts with `-m gpt2_mpi.scripts train`.
-
-Alternatives were worse. With an import hook that finds `dist` within gpt2_mpi one module has two names, and tools that
-read the code find neither. With relative imports `python scripts/train.py` would not run from the repository.
-
-An editable install, like that of `make setup`, is setuptools' own: it puts the repository's folder on Python's path.
-To try this: pip wheel --no-deps . (PEP 517 prescribes the names of the functions in scripts/makers/one_package.py).
+In the repository, gpt2, dist, strategies, traces and scripts lie side by side. If they were installed like this, the
+packages `dist` and `traces` would lie at the top of site-packages, where they could hide other packages or be hidden.
+So setuptools builds the wheel, and this module moves its files: dist/world.py becomes gpt2_mpi/dist/world.py. It
+rewrites imports, which are all absolute: "from dist.world import World" becomes "from gpt2_mpi.dist.world import
+World". It replaces "python scripts/train.py" with "gpt2-mpi train" in texts, and with `-m gpt2_mpi.scripts train` in
+job scripts.
+Alternatives were worse. With an import hook that finds `dist` in gpt2_mpi, a module has two names, and tools that read
+the code find neither. With relative imports, `python scripts/train.py` would not run in the repository.
+An editable install, as by `make setup`, is left to setuptools: it puts the repository's folder on Python's path. To
+try this module: pip wheel --no-deps . (PEP 517 prescribes the names of its functions.)
 """
 
 import ast
@@ -22,7 +21,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 from setuptools import build_meta
 
-# Hooks of setuptools that are used unchanged. The hook for metadata is missing: it would name the unmoved programs.
+# Hooks of setuptools, used unchanged. The metadata hook is left out because it would name programs before the move.
 build_editable = build_meta.build_editable
 build_sdist = build_meta.build_sdist
 get_requires_for_build_editable = build_meta.get_requires_for_build_editable
@@ -36,7 +35,7 @@ DOCSTRING = '"""GPT-2 trained under MPI: see where a step\'s time goes, choose h
 
 
 def build_wheel(wheel_directory: str, config_settings=None, metadata_directory=None) -> str:
-    """Build the wheel and return its file name: a hook of PEP 517."""
+    """Build the wheel and return its file name (a hook of PEP 517)."""
     name = build_meta.build_wheel(wheel_directory, config_settings)
     path = Path(wheel_directory) / name
     with ZipFile(path) as wheel:
@@ -48,7 +47,7 @@ def build_wheel(wheel_directory: str, config_settings=None, metadata_directory=N
 
 
 def in_one_package(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Return the files of a wheel by name, moved, with a new RECORD of their hashes (PEP 427)."""
+    """Return a wheel's files by their new names, with a new RECORD of their hashes (PEP 427)."""
     record = next(name for name in files if name.endswith(".dist-info/RECORD"))
     folder = record.rpartition("/")[0]
     programs = {Path(name).stem for name in files if re.fullmatch(r"scripts/[a-z]\w*\.py", name)}
@@ -76,7 +75,7 @@ def with_imports(source: str, name: str) -> str:
     lines = source.splitlines(keepends=True)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module.partition(".")[0] in INSIDE:
-            # The node's column counts bytes of UTF-8, so search instead: an import is the first word of its line.
+            # The node's column counts bytes of UTF-8, so search instead: an import begins its line.
             line = lines[node.lineno - 1]
             lines[node.lineno - 1] = line.replace("from ", f"from {PACKAGE}.", 1)
         elif isinstance(node, ast.Import) and any(alias.name.partition(".")[0] in INSIDE for alias in node.names):
@@ -94,7 +93,7 @@ def with_commands(source: str, programs: set[str]) -> str:
 def with_modules(script: str, programs: set[str]) -> str:
     """Return a job script's text with `"$python" -m gpt2_mpi.scripts train` for `"$python" scripts/train.py`.
 
-    Other mentions of programs are replaced as in with_commands; other job scripts lie in the same folder.
+    Mentions of other programs are replaced as in with_commands. Other job scripts lie in the same folder.
     """
     calls = rf"""("\$python"\)? )scripts/({"|".join(sorted(programs))})\.py"""
     script = re.sub(calls, rf"\1-m {PACKAGE}.scripts \2", script)

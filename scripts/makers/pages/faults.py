@@ -1,6 +1,6 @@
 """Parts of make_docs.py: verdicts on runs with known faults, outcomes of failures, pictures of healthy and sick runs.
 
-The suites write a row for each run: its fault, and the outcome.
+For each run the suites write a row with the fault and the outcome.
 """
 
 from functools import cache
@@ -21,11 +21,11 @@ FAILURES = ROOT / "docs" / "failures.json"
 DRAWN = ROOT / "docs" / "drawn-faults.json"
 COMMAND = "command"  # the launcher of single commands in failure_suite.py
 DPI = 90
-COLOURS = 48  # in a picture
+COLOURS = 48  # of a picture
 
 
 def faults(part, folder: Path) -> str:
-    """Return a row per case: the fault, the number of right verdicts, the first verdict."""
+    """Return a row per case: the fault, how many verdicts were right, the first verdict."""
     found = run_suite("fault_suite.py", folder, folder / "faults.json", "--cases", part.cases)
     lines = ["| what was done to the run | right | verdict of the first run |", "|---|---|---|"]
     for _, group in groupby(found["rows"], lambda row: row["case"]):
@@ -39,14 +39,14 @@ def faults(part, folder: Path) -> str:
 
 
 def drawn_faults(part, folder: Path) -> str:
-    """Run random clusters and faults under this Python's MPI; keep the other sets of rows."""
+    """Diagnose random clusters and faults under the MPI of this Python; keep the other sets of rows."""
     for number, flags in enumerate(part.flags):
         run_suite("drawn_faults.py", folder / str(number), DRAWN, *flags.split())
     return drawn_block(read(DRAWN))
 
 
 def drawn_block(sets: dict) -> str:
-    """Return a row per fault and a column per set with the number of right verdicts, and a line for each wrong one."""
+    """Return a table of right verdicts, with a row per fault and a column per set; list the wrong verdicts below."""
     lines = [f"| | {' | '.join(sets)} |", "|---" * (len(sets) + 1) + "|"]
     wrongs = sorted({wrong(row) for found in sets.values() for row in found["rows"]})
     for each in wrongs:
@@ -67,7 +67,7 @@ def wrong(row: dict) -> str:
 
 
 def run_suite(suite: str, folder: Path, rows: Path, *flags: object) -> dict:
-    """Run a suite into `folder`; return its file of rows. The page shows surprising outcomes too (exit code 1)."""
+    """Run a suite into `folder`; return its file of rows. The page also shows surprising outcomes (exit code 1)."""
     try:
         output_of(suite, "--out", folder, "--json", rows, *flags)
     except CalledProcessError as error:
@@ -84,7 +84,7 @@ def made_on(facts: dict) -> str:
 
 
 def failures(part, folder: Path) -> str:
-    """Run all cases, or those of --cases, under this Python's MPI; keep the rows of other MPIs."""
+    """Run all cases, or those of --cases, under the MPI of this Python; keep the rows of other MPI libraries."""
     cases = ["--cases", part.only] if part.only else []
     return failures_block(run_suite("failure_suite.py", folder, FAILURES, *cases), part.hidden)
 
@@ -107,16 +107,16 @@ def failures_block(found: dict, hidden: list[str]) -> str:
 
 
 def short(launcher: str) -> str:
-    """Return the launcher's name; srun's without the MPI library that its plugin implies."""
+    """Return the launcher's name; for srun, without the MPI library that its plugin implies."""
     return launcher if launcher.startswith("mpirun") else launcher.partition(" (")[0]
 
 
 def pictures(part, folder: Path) -> dict[str, str]:
-    """Draw each figure of a healthy and of a sick run. This part has no block."""
+    """Draw each figure for a healthy run and for a sick run. This part has no block of text."""
     cases = list(dict.fromkeys(case for pair in part.pairs.values() for cases in pair for case in cases))
     run_suite("fault_suite.py", folder, folder / "rows.json", "--repeat", 1, "--cases", ",".join(cases))
     (folder / "runs").mkdir()
-    for case in cases:  # plots take a run's label from its folder
+    for case in cases:  # a plot labels a run by its folder
         (folder / case / "1").rename(folder / "runs" / case)
 
     @cache
@@ -140,7 +140,7 @@ def save(figure, path: Path) -> None:
 
 
 def report(part, folder: Path) -> dict[str, str]:
-    """Take a browser's picture of the top of a report. This part has no block."""
+    """Take a browser's screenshot of the top of a report. This part has no block of text."""
     run = folder / "run"
     on_hosts(part.hosts, "train.py", *part.training.split(), "--out", run)
     output_of("plot.py", run)

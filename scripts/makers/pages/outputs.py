@@ -14,11 +14,14 @@ DRAWN_TOKENS = 200_000
 
 
 def first_run(part, folder: Path) -> dict[str, str]:
-    """Run the commands of docs/first-run.md in order; show only the end of the second training."""
+    """Run the commands of docs/first-run.md in order. Of the second training run, show only the end."""
     (folder / "scripts").symlink_to(SCRIPTS)
     blocks = {}
     for name, commands in part.commands.items():
         texts = [shown(command, folder) for command in commands]
+        if name == "train":  # its second paragraph is a table of all settings
+            head, settings, steps = texts[0].split("\n\n")
+            texts[0] = f"{head}\n\n[all {len(settings.split()) // 2} settings]\n\n{steps}"
         if name == "compare":
             command, *lines = texts[0].splitlines()
             texts[0] = "\n".join([command, "...", *lines[-4:]])
@@ -31,7 +34,7 @@ def first_run(part, folder: Path) -> dict[str, str]:
 
 
 def choice(part, folder: Path) -> dict[str, str]:
-    """Show the advice for a cluster, and for a model that ranks share."""
+    """Show the advice of advise.py for a cluster, and for a model that ranks share."""
     return {"choice_advice": fenced(shown(part.advise)), "choice_cut": fenced(shown(part.cut))}
 
 
@@ -62,7 +65,7 @@ def exchange(part, folder: Path) -> str:
 def training_steps(part, folder: Path) -> str:
     """Return the command and the table of each setting."""
     tokens = folder / "drawn.bin"
-    drawn = np.random.default_rng(1).zipf(1.2, 10 * DRAWN_TOKENS)  # frequencies like those of a text
+    drawn = np.random.default_rng(1).zipf(1.2, 10 * DRAWN_TOKENS)  # with frequencies like those of words in a text
     write_shard(tokens, drawn[drawn < GPT2_VOCABULARY][:DRAWN_TOKENS].astype(np.uint16))
     file = folder / "steps.json"
     texts = []

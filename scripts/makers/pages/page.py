@@ -24,7 +24,7 @@ def output_of(*command: object, **options) -> str:
         words += [sys.executable, str(program(word))] if word.endswith(".py") else [word]
     lines = []
     with subprocess.Popen(words, **{"cwd": ROOT} | options, stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout:  # at once: a suite takes half an hour
+        for line in process.stdout:  # print at once: a suite takes half an hour
             print(line, end="", flush=True)
             lines.append(line)
     if process.returncode:
@@ -43,7 +43,7 @@ def on_hosts(hosts: str, *command: object) -> str:
 
 
 def shown(command: str, folder: Path = ROOT) -> str:
-    """Run a shell command in `folder`; return "$ command" and its output. `python` and `mpirun` are this Python's."""
+    """Run a shell command in `folder`; return "$ command" and its output. `python` is this Python."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     output = output_of("sh", "-c", command, cwd=folder, env=mpirun_environment(2) | {"PATH": path})
     return f"$ {command}\n{output.rstrip()}"
@@ -60,7 +60,7 @@ def fenced(text: str) -> str:
 def measured_on(facts: dict, **versions: str) -> str:
     """Return a text like "Measured on AMD EPYC, 2 cores, with MPICH 5.0.2, numpy 2.4.6.".
 
-    facts: a run's config.json, or a benchmark's report. versions: further ones.
+    facts: a run's config.json, or a benchmark's report. versions: further names and versions.
     """
     named = facts.get("versions", {}) | versions
     libraries = [facts["mpi_library"]] if "mpi_library" in facts else []
@@ -73,7 +73,7 @@ def measured_on(facts: dict, **versions: str) -> str:
 
 
 def replace_block(page: str, name: str, text: str) -> None:
-    """Replace the text between the page's two marks of this name."""
+    """Replace the text between the page's begin and end marks of this name."""
     path = ROOT / page
     begin = f"<!-- begin generated: {name} -->"
     end = f"<!-- end generated: {name} -->"

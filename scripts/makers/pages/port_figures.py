@@ -1,7 +1,7 @@
 """Part of make_docs.py: figures of all ports during an exchange of each strategy, on virtual hosts, as root.
 
-A thread here reads the counters of the virtual switch while a benchmark runs on the hosts, so that reading does not
-disturb the exchange.
+A thread of this process reads the counters of the virtual switch while a benchmark runs on the virtual hosts. Reading
+them on the hosts would disturb the exchange.
 """
 
 import os
@@ -22,14 +22,14 @@ from traces.plots import look, ports_in_time
 FIGURE_OF = {"Open MPI": "strategies", "MPICH": "strategies-mpich"}
 WATCHED = "watched.json"  # the benchmark's report
 EVERY_S = 0.005  # between two readings of the counters
-PIECE_S = 0.02  # of the picture: at 400 Mbit/s 15 of the packets that the kernel hands to a port at once
-EDGE = 0.005  # of an exchange's bytes: may pass before its begin and after its end
-# A line of /proc/net/dev on the switch: bytes and seven other counts received from a node, then those sent to it.
+PIECE_S = 0.02  # of a column of the picture: at 400 Mbit/s, 15 of the large packets that the kernel hands to a port
+EDGE = 0.005  # this share of an exchange's bytes may pass before its begin, and after its end
+# A line of /proc/net/dev on the switch: bytes received from a node, seven other counts, bytes sent to the node.
 COUNTERS = re.compile(r"^ *node(\d+): *(\d+)(?: +\d+){7} +(\d+)", re.MULTILINE)
 
 
 def strategies(part, folder: Path) -> dict[str, str]:
-    """Draw the ports during one exchange of each strategy under this Python's MPI. This part has no block."""
+    """Draw the ports during one exchange of each strategy, under the MPI of this Python. This part has no text."""
     found = [watched(part, folder, name, seen) for name, seen in part.drawn.items()]
     report = read(folder / WATCHED)
     facts = {key: report[key] for key in ("mpi_library", "machine", "ranks")} | {"rate": bytes_per_s(part.rate)}
@@ -40,7 +40,7 @@ def strategies(part, folder: Path) -> dict[str, str]:
 
 
 def watched(part, folder: Path, name: str, seen: str) -> dict:
-    """Measure one exchange for ports_in_time.draw: `used` from the counters, times from the benchmark."""
+    """Measure one exchange for ports_in_time.draw: `used` is from the counters, times are from the benchmark."""
     file = folder / WATCHED
     flags = part.watched.split()
     with sampling() as samples:
@@ -55,7 +55,7 @@ def watched(part, folder: Path, name: str, seen: str) -> dict:
 
 @contextmanager
 def sampling():
-    """Yield a list that fills with (seconds, bytes so far (nodes, in/out)) while the block runs a virtual cluster."""
+    """Yield a list. While the block runs a virtual cluster, append (seconds, bytes so far (nodes, in/out)) to it."""
     samples = []
     done = Event()
     thread = Thread(target=sample, args=(samples, done), daemon=True)
@@ -91,7 +91,7 @@ def own_head() -> int | None:
 
 
 def port_bytes(text: str) -> np.ndarray:
-    """Return bytes (nodes, in/out) from /proc/net/dev on the switch, which sends what goes into a node's port."""
+    """Return bytes (nodes, in/out) from /proc/net/dev of the switch. What the switch sends is a node's `in`."""
     found = {int(node): (int(sent), int(received)) for node, received, sent in COUNTERS.findall(text)}
     return np.array([found[node] for node in sorted(found)], float).reshape(-1, 2)
 
@@ -100,7 +100,7 @@ def exchange_of(samples: list, size: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the samples of the last exchange: seconds, and counts (samples, nodes, in/out).
 
     size: bytes of the exchange, in and out, over all nodes. The exchange ends when all counted bytes have passed, and
-    begins `size` bytes before; the barriers around it send few.
+    begins `size` bytes earlier; the barriers before and after it send few bytes.
     """
     most = max((len(counts) for _, counts in samples), default=0)
     if not most:
