@@ -1,4 +1,4 @@
-"""The two flat buffers of a rank, parameters and gradients: its own memory, or memory shared in its node."""
+"""A rank's two flat buffers, parameters and gradients, in its own memory or in memory that its node's ranks share."""
 
 import mmap
 
@@ -11,8 +11,8 @@ from dist.world import World
 
 
 def host_zeros(length: int) -> np.ndarray:
-    """Return (length,) float32 zeros in host memory, on pages of their own: a GPU's driver pins whole pages, once
-    each."""
+    """Return (length,) float32 zeros in host memory, on pages of their own: a GPU's driver pins whole pages, and each
+    only once."""
     page = mmap.PAGESIZE // 4  # elements
     memory = np.zeros((-(-length // page) + 1) * page, np.float32)
     start = -memory.ctypes.data % mmap.PAGESIZE // 4
@@ -22,8 +22,8 @@ def host_zeros(length: int) -> np.ndarray:
 class OwnBuffers:
     """`parameters` and `gradients` of this rank alone: (size,) float32, zeroed.
 
-    ranges: the [start, stop) that are used together; only buffers that do not hold all ranges at once look at them
-    (sharded.py). zeros(length) makes the memory: the host's, or a GPU's (dist/gpu/buffers.py).
+    ranges: the [start, stop) that are used together; needed only by buffers that do not hold all ranges at once
+    (sharded.py). zeros(length): allocates host memory, or GPU memory (dist/gpu/buffers.py).
     """
 
     fills_parameters = True
@@ -34,7 +34,7 @@ class OwnBuffers:
         self.zeros = zeros
 
     def new_sparse_gradient(self, shape: tuple[int, int], most: int) -> SparseGradient:
-        """Return room for at most `most` rows that a step looks up in a table of that shape."""
+        """Return a SparseGradient for at most `most` rows that a step looks up in a table of that shape."""
         return SparseGradient(shape, ids_and_values(most, shape[1], lambda count, dtype: [np.zeros(count, dtype)]))
 
     def filled(self, start: int, stop: int) -> None:
@@ -45,10 +45,10 @@ class OwnBuffers:
 
 
 class NodeBuffers(NodeMemory):
-    """`parameters` that all ranks of a node share, and a window on each other's `gradients`. Collective.
+    """`parameters` that all ranks of a node share, and access to each other's `gradients`. Collective.
 
-    local_gradients[i] belong to local rank i; the node's sum is made in local_gradients[0]. Only the leader fills the
-    first parameters. After that the strategy decides who writes what; `arrive` and `arrived` tell the others when.
+    local_gradients[i] belongs to local rank i; local_gradients[0] also takes the node's sum. Only the leader writes the
+    initial parameters. After that the strategy decides which rank writes what; `arrive` and `arrived` tell when.
     """
 
     def __init__(self, world: World, size: int, ranges=()):
@@ -64,7 +64,7 @@ class NodeBuffers(NodeMemory):
         barrier(world.job.local_comm)
 
     def new_sparse_gradient(self, shape: tuple[int, int], most: int) -> SparseGradient:
-        """Return room for rows that the node's ranks see. Collective."""
+        """Return a SparseGradient whose rows all ranks of the node can read. Collective."""
         check_room(self._world, 4 * (most * shape[1] + 2 * (1 + most)), "gradients of looked-up rows")
         return SparseGradient(shape, ids_and_values(most, shape[1], self.share), self._world.local_rank)
 

@@ -1,8 +1,8 @@
 """The mesh of ranks: data-parallel replicas, tensor-parallel shards and pipeline stages.
 
-The ranks of a tensor-parallel group exchange in every layer, so they are neighbours: on one node if its ranks divide by
-their number. Replicas come next, and then stages, whose messages are the fewest (Narayanan et al. 2021). Neighbours
-are counted node by node, whatever the launcher's order of the ranks.
+The ranks of a tensor-parallel group exchange in every layer, so they are neighbours: on one node if the group's size
+divides the node's ranks. Replicas come next, and then stages, whose messages are the fewest (Narayanan et al. 2021).
+Neighbours are counted node by node, even if the launcher orders ranks otherwise.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from dist.world import World, world_of
 
 @dataclass(frozen=True)
 class Mesh:
-    """tensor, data, pipeline: how many shards, replicas and stages; shard, replica, stage: this rank's.
+    """tensor, data, pipeline: numbers of shards, replicas and stages; shard, replica, stage: this rank's place.
 
     data_world: the ranks with the same model shard, one of each replica, in order: for strategies. model_world: the
     ranks of this replica. shards_world: the tp ranks of this stage and replica. stages_world: the stages of this tp
@@ -58,7 +58,7 @@ def make_mesh(world: World, tensor: int, pipeline: int) -> Mesh:
     on_nodes = {(own["copy"], own["stage"], at["node"]) for own, at in zip(coordinates, world.places, strict=True)}
     return Mesh(
         tensor, data, pipeline, own["part"], own["copy"], own["stage"],
-        # Without shards and stages the replicas are the job, and stay in its order.
+        # Without shards and stages the replicas are all ranks of the job, in its order.
         data_world=world if tensor * pipeline == 1 else group("copy"),
         model_world=group("stage", "part"),
         shards_world=group("part"),
@@ -69,7 +69,7 @@ def make_mesh(world: World, tensor: int, pipeline: int) -> Mesh:
 
 
 def positions(places: list[dict], tensor: int, pipeline: int) -> list[dict]:
-    """Return [{"rank", "copy", "part", "stage"}, ...] of every rank, by rank, as trace headers have them.
+    """Return [{"rank", "copy", "part", "stage"}, ...] of every rank, by rank, as in trace headers.
 
     places: World.places. "copy" is the replica, "part" the shard. Rank 0 is shard 0 of stage 0 of replica 0. ValueError
     if the ranks do not divide into shards and stages.

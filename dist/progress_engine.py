@@ -13,9 +13,9 @@ from dist.waiting import Condition, Pauses
 
 
 class ProgressEngine:
-    """Moves on the exchanges that were started. At most `in_flight` have begun and not ended; the others queue.
+    """Advances the exchanges that were started. At most `in_flight` are under way; the others are queued.
 
-    While one waits for a message, others use the port. Each holds memory for the segments that it receives.
+    While one exchange waits for a message, others use the port. Each holds buffers for the segments that it receives.
     """
 
     def __init__(self, in_flight: int = 4):
@@ -30,13 +30,13 @@ class ProgressEngine:
         return exchange
 
     def progress(self) -> bool:
-        """Move on what can move, without waiting. Return whether anything is still under way."""
+        """Advance all exchanges as far as possible, without waiting. Return whether anything is still under way."""
         while self._move():
             pass
         return bool(self._live)
 
     def finish(self, exchange: Iterator | None = None) -> None:
-        """Wait until all exchanges have ended, or the given one; the others move on meanwhile."""
+        """Wait until all exchanges have ended, or the given one; the others advance meanwhile."""
 
         def is_finished():
             unfinished = [*self._queue, *self._live]
@@ -45,7 +45,7 @@ class ProgressEngine:
         self.wait(Condition(is_finished))
 
     def wait(self, request) -> None:
-        """Wait until `request.Test()` is true, as `waiting.wait` does; exchanges move on meanwhile."""
+        """Wait until `request.Test()` is true, as `waiting.wait` does; exchanges advance meanwhile."""
         pauses = Pauses()
         while not request.Test():
             if self._move():
@@ -54,7 +54,7 @@ class ProgressEngine:
                 pauses.sleep()
 
     def _move(self) -> bool:
-        """Move each exchange on as far as it goes. Return whether any began or moved."""
+        """Advance each exchange as far as it goes. Return whether any began or advanced."""
         moved = False
         while self._queue and len(self._live) < self._in_flight:
             exchange = self._queue.popleft()
@@ -70,7 +70,7 @@ class ProgressEngine:
 
 
 def progressing(functions: SimpleNamespace, progress: Callable[[], object]) -> SimpleNamespace:
-    """Return the same functions, each of which calls `progress` afterwards, so exchanges move on between kernels.
+    """Wrap the functions so that each calls `progress` afterwards: exchanges then advance between kernels.
 
     Members that are not callable, such as the device, stay as they are.
     """

@@ -19,7 +19,7 @@ class Repeating:
         atexit.register(self.stop, AT_EXIT_S)
 
     def stop(self, within_s: float | None = None) -> None:
-        """End the thread after the current call of work(), or return without it after `within_s`.
+        """End the thread after the current call of work(); return after `within_s` even if that call goes on.
 
         work() must not call this.
         """

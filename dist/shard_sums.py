@@ -1,8 +1,8 @@
 """Sums over the tp ranks of a pipeline stage, which hold shards of the same tensors and partial sums of the same rows.
 
-Within a node they use shared memory, across nodes messages (`new_shard_sums` chooses). Each sum is made once, or in the
-same order by all: the same bits on all ranks, and in every run. Arrays are float32 and C-contiguous. All tp ranks make
-the same calls in the same order.
+Groups within a node use shared memory, groups across nodes messages (`new_shard_sums` chooses). Each sum is computed
+once, or in the same order by all ranks, so all ranks and all runs get the same bits. Arrays are float32 and
+C-contiguous. All tp ranks make the same calls in the same order.
 """
 
 import itertools
@@ -35,7 +35,7 @@ def new_shard_sums(shards_world: World, elements: int, phase) -> "ShardSums":
 
 
 class ShardSums:
-    """Base class of both kinds: their calls, and how they are timed."""
+    """Base class of both kinds: their common methods, which are timed."""
 
     def __init__(self, shards_world: World, elements: int, phase):
         self.rank = shards_world.rank
@@ -83,14 +83,14 @@ class ShardSums:
 
 
 class SharedMemorySums(ShardSums):
-    """In memory that the ranks' node shares. Collective.
+    """Sums in the node's shared memory. Collective.
 
-    Each rank has a room, and all have one sum. Each writes its partial rows into its room. When all have, each adds up
-    an equal share, in the order of the tp ranks. When all shares are done, all use the sum in place. One room is
-    enough: rooms are rewritten after the second synchronization, the sum after the next call's first.
+    All ranks share one sum. Each writes its partial sums into its own buffer (`room`). When all have written, each adds
+    up an equal share, in the order of the tp ranks. When all shares are done, all use the sum in place. One buffer is
+    enough: it is rewritten after the second synchronization, the sum after the next call's first.
 
-    Small data (rows (N,), broadcasts) goes through two small rooms per rank in turn, in pieces. One synchronization per
-    piece is enough: a rank that comes to the next has read the last. Room and sum stay unchanged.
+    Small data (rows (N,), broadcasts) goes in pieces through two small buffers per rank, in turn. One synchronization
+    per piece is enough: a rank that arrives at the next one has read the last piece. `room` and sum do not change.
     """
 
     def __init__(self, shards_world: World, elements: int, phase):
@@ -106,15 +106,15 @@ class SharedMemorySums(ShardSums):
 
     @staticmethod
     def shared_bytes(shards_world: World, elements: int) -> int:
-        """Return the bytes of shared memory that this rank makes; the first rank also makes the sum."""
+        """Return the bytes of shared memory that this rank allocates; the first rank also allocates the sum."""
         return 4 * (2 * SMALL + elements * (2 if shards_world.rank == 0 else 1))
 
     def room(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Return this rank's room: partial rows that the caller writes there need no copy."""
+        """Return this rank's buffer for partial sums, which `sum` uses without a copy."""
         return self._rooms[self.rank][: prod(shape)].reshape(shape)
 
     def close(self) -> None:
-        """Free the memory; rooms and sums must not be used any more. Collective over the group."""
+        """Free the memory; buffers and sums must not be used any more. Collective over the group."""
         self._small_rooms = self._rooms = self._sum = None
         self._memory.close()
 
@@ -171,7 +171,7 @@ class SharedMemorySums(ShardSums):
 
 
 class RingSums(ShardSums):
-    """By messages, if the group spans nodes: rows around a ring (host/host_ring.py), small data by MPI's collectives.
+    """Sums by messages, across nodes: rows around a ring (host/host_ring.py), small data by MPI's collectives.
 
     No one else may use shards_world's communicator.
     """
@@ -189,7 +189,7 @@ class RingSums(ShardSums):
         return 0
 
     def room(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Return room for partial rows."""
+        """Return a buffer for partial sums."""
         return self._room[: prod(shape)].reshape(shape)
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class RingSums(ShardSums):
 
 
 def _combined(function, addends: list[np.ndarray], out: np.ndarray) -> None:
-    """Combine the addends in their order into out, which is none of them."""
+    """Combine the addends in their order into out, which must not be one of them."""
     if len(addends) == 1:
         out[:] = addends[0]
         return

@@ -1,4 +1,4 @@
-"""Flat vectors that no rank holds whole: its own shard, and room for the ranges in use (ZeRO).
+"""Flat vectors that no rank holds whole: a rank has its own shard, and buffers for the ranges in use (ZeRO).
 
 zeros(length) allocates their memory, on the host or on a GPU (dist/gpu/buffers.py).
 """
@@ -11,7 +11,7 @@ from dist.buffers import OwnBuffers, host_zeros
 from dist.host import host_ring
 from dist.world import World
 
-LAYER_SLOTS = 2  # the model computes one range while a neighbour of it travels
+LAYER_SLOTS = 2  # the model computes one range while a neighbouring range is exchanged
 
 
 class OwnedParts:
@@ -33,7 +33,7 @@ class OwnedParts:
         return self._views[part]
 
     def alike(self) -> "OwnedParts":
-        """Return room for the same parts of another vector."""
+        """Return zeroed memory for the same parts of another vector."""
         return OwnedParts(self.bounds, self._zeros)
 
 
@@ -42,7 +42,7 @@ class Slots:
 
     The first and the last range have memory of their own. The layers between them take turns in LAYER_SLOTS slots, so a
     layer and its neighbour never share one. slot_of: {(start, stop) of a range: its slot}. slots[start:stop], within
-    one range, is a view, as of a whole vector; its users must know which range's values lie there.
+    one range, is a view, as of a whole vector; the user must know which range it holds at the moment.
     """
 
     def __init__(self, ranges, zeros=host_zeros):
@@ -61,7 +61,7 @@ class Slots:
 
 
 class ShardedGradients(OwnBuffers):
-    """All `parameters`, and room for the ranges of `gradients` that backward works on (ZeRO-2)."""
+    """All `parameters`, and buffers for the ranges of `gradients` that backward works on (ZeRO-2)."""
 
     def __init__(self, world: World, size: int, ranges, zeros=host_zeros):
         self._world = world
@@ -74,14 +74,14 @@ class ShardedGradients(OwnBuffers):
         return self._zeros(size)
 
     def new_parts(self) -> OwnedParts:
-        """Return room for this rank's part of each range, as a ring's reduce-scatter leaves it, on the same device."""
+        """Return memory on the same device for this rank's part of each range, as a ring's reduce-scatter cuts it."""
         size = self._world.size
         rank = self._world.rank
         return OwnedParts({part: host_ring.own_chunk(size, rank, *part) for part in self.ranges}, self._zeros)
 
 
 class ShardedParameters(ShardedGradients):
-    """Room for the ranges of `parameters` and `gradients` in use, and `own`, this rank's parameters (ZeRO-3)."""
+    """Buffers for the ranges of `parameters` and `gradients` in use, and `own`, this rank's parameters (ZeRO-3)."""
 
     def __init__(self, world: World, size: int, ranges, zeros=host_zeros):
         super().__init__(world, size, ranges, zeros)
@@ -91,5 +91,5 @@ class ShardedParameters(ShardedGradients):
         return Slots(self.ranges, self._zeros)
 
     def filled(self, start: int, stop: int) -> None:
-        """Keep this rank's part of a range's first parameters, before the next range takes its memory."""
+        """Keep this rank's part of a range's initial parameters, before the next range overwrites them."""
         self.own[start, stop][:] = self.parameters[slice(*self.own.bounds[start, stop])]

@@ -1,6 +1,6 @@
-"""The folder of shared memory on a node: its free room, and the files that killed jobs have left there.
+"""The folder of shared memory on a node: its free space, and the files that killed jobs have left there.
 
-MPI libraries do not check for room: the first touch of a page that is not there kills a rank without a message.
+MPI libraries do not check for free space: the first access to a missing page kills a rank without a message.
 """
 
 import os
@@ -11,9 +11,9 @@ from pathlib import Path
 
 FOLDER = "/dev/shm"
 SEGMENT = re.compile(r"mpich_shm_\w+|(sm|vader)_segment\.\S+|osc_(sm|rdma)\S*|psm[23]?_shm\S*|ompi[._]\S+")
-OLD_S = 10.0  # a younger file may have been made, but not mapped yet
+OLD_S = 10.0  # a younger file may have been created, but not mapped yet
 NAMED_AT_MOST = 3
-# For each rank of a node, MPICH 5.0.2 takes 1,057,344 bytes as it starts; the rest is room for small windows.
+# For each rank of a node, MPICH 5.0.2 takes 1,057,344 bytes as it starts; the rest is for small windows.
 MPICH_START_BYTES = 1_100_000
 
 
@@ -27,7 +27,7 @@ def free_bytes(folder: str = FOLDER) -> int | None:
 
 
 def lack_of_room(what: str, needed: int, free: int, other: str = "") -> str:
-    """Return the message that `needed` bytes are more than are free. other: another remedy, "or ..."."""
+    """Return an error message: `needed` bytes exceed the `free` bytes. other: another remedy, ", or ..."."""
     left = left_segments()
     room = f"remove what killed jobs have left there ({rm_command(left)}), or " if left else ""
     return (
@@ -52,7 +52,7 @@ def start_problem(environment) -> str | None:
 def left_segments(folder: str = FOLDER, proc: str = "/proc") -> list[tuple[str, int]]:
     """Return (path, bytes in use) of this user's segments of MPI libraries that no process maps, the largest first.
 
-    A process of another container that shares the folder is not seen from here: remove them only if a user asks for it.
+    Processes of other containers that share the folder are invisible here: remove segments only if a user asks for it.
     """
     found = _segments(folder, is_old=True)
     used = _mapped(folder, proc) if found else set()
@@ -70,7 +70,7 @@ def remove_left_segments(folder: str = FOLDER) -> list[tuple[str, int]]:
 
 
 def _segments(folder: str, is_old: bool) -> list[tuple[str, int]]:
-    """Return (path, bytes in use) of this user's segments that nobody has touched for OLD_S, or of the others."""
+    """Return (path, bytes in use) of this user's segments untouched for OLD_S, or (not is_old) of the others."""
     found = []
     with suppress(OSError):
         for entry in os.scandir(folder):

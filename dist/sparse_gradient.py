@@ -1,8 +1,8 @@
 """The sparse gradient of an embedding table: the rows that the ranks of a node look up in a step.
 
-A step uses few rows of the table. They have an array of their own, sorted by row number (id). In forward it holds their
-parameters, which arrive before the rest of the table. From the first backward on it holds the gradients of the look-up;
-the gradients of the table's other use, as the head, are in the table's own gradient.
+A step uses few rows of the table. They are kept in a separate array, sorted by row number (id). In forward the array
+holds their parameters, which arrive before the rest of the table. From the first backward on it holds the gradients of
+the look-up. The gradients of the table's other use, as the head, are in the gradient of the whole table.
 """
 
 import numpy as np
@@ -13,13 +13,13 @@ NEXT = 1  # steps ahead
 class SparseGradient:
     """Rows of a table of `shape` (rows, width), float32.
 
-    memory: (ids, values) of each rank of the node; this rank is number `own`. ids: int32 (2, 1 + most), this step's and
-    the next one's in turn, each after its count. values: float32 (most, width).
+    memory: (ids, values) of each rank of the node; this rank is number `own`. ids: int32 (2, 1 + most), the ids of this
+    step and of the next, each after its count; the two take turns. values: float32 (most, width).
 
     All ranks of a node call `begin` at the start of a step. They may read each other's rows (`union`, `sum_into`,
-    `next_rows`) after they have met behind backward, until the next `begin`.
+    `next_rows`) after they have met at the end of backward, until the next `begin`.
 
-    A strategy that fetches the next step's parameters sets `fetched`. They have arrived when its before_use returns.
+    A strategy that fetches the next step's parameters sets `fetched`. They have arrived when before_use returns.
     """
 
     def __init__(self, shape: tuple[int, int], memory: list, own: int = 0):
@@ -32,7 +32,7 @@ class SparseGradient:
         self.has_parameters = False
 
     def begin(self, ids: np.ndarray, next_ids: np.ndarray) -> None:
-        """Begin a step that looks up these rows, sorted, each once; the next step looks up next_ids."""
+        """Begin a step that looks up the rows `ids`, sorted and unique; the next step looks up next_ids."""
         self._turn = 1 - self._turn
         self.has_parameters = self.fetched and np.array_equal(self._ids(self._own), ids)
         self.fetched = False
@@ -62,7 +62,7 @@ class SparseGradient:
         return self._row_bytes * len(self._ids(self._own, NEXT))
 
     def numbers(self, ids: np.ndarray) -> np.ndarray:
-        """Return the index in `values` of each of these ids, which are all of this step."""
+        """Return the index in `values` of each of these ids, all of which this step uses."""
         return np.searchsorted(self._ids(self._own), ids)
 
     def union(self) -> np.ndarray:
@@ -94,7 +94,7 @@ def common(some: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def ids_and_values(most: int, width: int, zeros) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return (ids, values) of each rank of the node. zeros(count, dtype) makes this rank's and returns all ranks'."""
+    """Return (ids, values) of each rank of the node. zeros(count, dtype) makes this rank's array and returns all."""
     ids = zeros(2 * (1 + most), np.int32)
     values = zeros(most * width, np.float32)
     return [(i.reshape(2, -1), v.reshape(-1, width)) for i, v in zip(ids, values, strict=True)]

@@ -1,7 +1,7 @@
-"""Messages between pipeline stages: activations to the next, their gradients back, in the order of the microbatches.
+"""Messages between pipeline stages: activations to the next stage, gradients back, in the order of the microbatches.
 
-No schedule hangs that sends each message before its receiver needs it: sends do not wait, receives are posted ahead,
-and messages of one link do not overtake each other (MPI 4.1, section 3.5: same ranks, same tag).
+A schedule that sends each message before its receiver needs it cannot hang: sends do not wait, receives are posted
+ahead, and messages of one link do not overtake each other (MPI 4.1, section 3.5: same ranks, same tag).
 """
 
 from collections import deque
@@ -20,11 +20,11 @@ class StageLinks:
     """Sends and receives between a rank and the same tp rank of its replica's other stages. Collective over the stages.
 
     shape: of the float32 rows that are sent. phase(name, bytes=, root=): a context manager around a call's work
-    (Tracer.interruption); root is the peer's rank in the job. shard_sums: the stage's (dist/shard_sums.py), if any:
-    all its ranks have the same rows, so each sends its share, and the receivers join the shares.
+    (Tracer.interruption); root is the peer's rank in the job. shard_sums: of this stage (dist/shard_sums.py), if any:
+    all its tp ranks have the same rows, so each sends its share, and the receivers join the shares.
 
-    A microbatch's rows go through buffers of this class, so the caller's are free at once. The head's tensors are sent
-    and received in place.
+    A microbatch's rows are copied through buffers of this class, so the caller may reuse its own at once. Tensors of
+    the head are sent and received in place.
     """
 
     def __init__(self, stages_world: World, shape: tuple[int, ...], phase, shard_sums=None):
@@ -33,7 +33,7 @@ class StageLinks:
         self._shard_sums = shard_sums
         self.stage = stages_world.rank
         self.stages = stages_world.size
-        self._head_peer = self.stages - 1 - self.stage  # of the first stage the last, and the other way round
+        self._head_peer = self.stages - 1 - self.stage  # the last stage for the first, and the first for the last
         self._job_ranks = self._comm.allgather(stages_world.job.rank)
         self._share = slice(*(shard_sums.share(prod(shape)) if shard_sums else (0, prod(shape))))
         self._free = []
@@ -45,7 +45,7 @@ class StageLinks:
         self._left = {DOWN: 0, UP: 0}  # receives to post
 
     def begin(self, forwards: int, backwards: int) -> None:
-        """Begin a step with so many microbatches each way, and post its first receives."""
+        """Begin a step with these numbers of microbatches in each direction, and post its first receives."""
         self._left[DOWN] = forwards if self.stage > 0 else 0
         self._left[UP] = backwards if self.stage < self.stages - 1 else 0
         for direction in (DOWN, UP):
@@ -74,11 +74,11 @@ class StageLinks:
             self._sends.append((buffer, self._comm.Isend(buffer, peer, direction)))
             self.progress()
 
-    # The head: the last stage uses the token embedding, which the first stage owns, and returns its gradient, in one
-    # message: 76 MB over 4 Gbit/s took 175 ms where one end called MPI every 5 ms, and 6 s in 73 pieces (MPICH 5.0.2).
+    # The head: the last stage uses the token embedding, which the first stage owns, and returns its gradient. Each is
+    # one message: 76 MB at 4 Gbit/s took 175 ms if one end called MPI every 5 ms; 73 pieces took 6 s (MPICH 5.0.2).
 
     def send_head(self, tensor: np.ndarray) -> None:
-        """Begin to send the embedding or its gradient to the other end. It stays as it is until `finish`."""
+        """Begin to send the embedding or its gradient to the other end. It must not change until `finish`."""
         with self._phase("borrow", bytes=tensor.nbytes, root=self._job_ranks[self._head_peer]):
             self._head_sends.append(self._comm.Isend(tensor.reshape(-1), self._head_peer, HEAD))
             self.progress()
@@ -95,7 +95,7 @@ class StageLinks:
                 self._wait(self._head_receives.popleft())
 
     def progress(self) -> None:
-        """Move on messages under way, without waiting: large messages need calls at both ends."""
+        """Advance messages under way, without waiting: large messages need MPI calls at both ends."""
         while self._sends and self._sends[0][1].Test():
             self._free.append(self._sends.popleft()[0])
         for requests in (self._head_sends, self._head_receives):
@@ -106,9 +106,9 @@ class StageLinks:
                 posted[0][1].Test()
 
     def finish(self) -> None:
-        """End a step: wait until all that this rank sent has left. RuntimeError if something was not received.
+        """End a step: wait until all sends are complete. RuntimeError if an announced message was not received.
 
-        It is not a phase, because there is one phase per message.
+        This wait is not a phase, because there is one phase per message.
         """
         if any(self._posted.values()) or self._head_receives:
             raise RuntimeError(

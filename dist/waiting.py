@@ -10,7 +10,7 @@ import numpy as np
 # Linux adds up to 50 us of timer slack to each sleep (prctl(2)): a shorter first pause would not end earlier.
 SHORTEST_PAUSE_S = 20e-6
 LONGEST_PAUSE_S = 3e-4
-POLLING_S = 100e-6  # twice what the first pause and its slack take
+POLLING_S = 100e-6  # longer than the first pause with its slack
 
 
 def nothing() -> None:
@@ -32,7 +32,7 @@ class Pauses:
 
 
 class Condition:
-    """Something to wait for like an MPI request, by its `Test()`: another rank makes `holds()` true."""
+    """Something to wait for like an MPI request: `Test()` is `holds()`, which another rank makes true."""
 
     def __init__(self, holds: Callable[[], bool]):
         self.Test = holds
@@ -48,7 +48,7 @@ def wait(request) -> None:
 def wait_nearby(request, progress: Callable[[], object] = nothing) -> None:
     """Wait for a message that is due within microseconds: poll for a while before the first sleep.
 
-    Between polls it yields the core, which two ranks may share. progress() moves on other work that is under way.
+    Between polls it yields the core, which two ranks may share. progress() advances other work that is under way.
     """
     if request.Test():
         return
@@ -85,8 +85,8 @@ def sum_everywhere(comm, *numbers: float) -> list[float]:
 class EarlySum:
     """Sums a number over the ranks of comm while a larger exchange is still under way.
 
-    Each rank adds `parts` parts, and sends their sum with the last one. Between its last part and `result`, a rank
-    starts no other collective on comm. All ranks get the same bits, as from sum_everywhere.
+    Each rank adds `parts` parts, and sends their sum with the last one. Between its last part and `result`, a rank must
+    start no other collective on comm. All ranks get the same bits, as from sum_everywhere.
     """
 
     def __init__(self, comm, parts: int):

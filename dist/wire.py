@@ -1,7 +1,7 @@
-"""The wire format of a float32 vector: its segments, as they are or rounded to bfloat16.
+"""The wire format of a float32 vector: its segments, unchanged or rounded to bfloat16.
 
-An exchange sends each element at most once as a partial sum (`packed`, `unpacked`), and then once, final, in the
-all-gather: its owner rounds it (`rounded`), and everyone passes on the same bits (`gathered`, `arrived`).
+An exchange sends each element at most once as a partial sum (`packed`, `unpacked`), and then once as a final value, in
+the all-gather: its owner rounds it (`rounded`), and everyone passes on the same bits (`gathered`, `arrived`).
 """
 
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ import numpy as np
 from dist.probe.links import MOST_SEGMENT_BYTES
 from dist.ranges import cut_range
 
-OPERATIONS = ("mpi", "own")  # --op: what MPI's collectives add with
+OPERATIONS = ("mpi", "own")  # --op: which sum MPI's collectives use
 WIRE_BYTES = {"float32": 4, "bfloat16": 2}  # of one element, by --wire
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-LANDING_BYTES = 1 << 20  # of the receives that are posted ahead
-LEAST_AHEAD = 4  # of these receives
+LANDING_BYTES = 1 << 20  # of all receives that are posted ahead
+LEAST_AHEAD = 4  # the least number of these receives
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class WireFormat:
     """How all exchanges of a job send their vectors.
 
     wire: "float32" or "bfloat16". segment_bytes: the most that one message holds (dist/probe/links.py). error_feedback:
-    whether to keep what rounding takes away and add it to the next sum. operation: of MPI's collectives (OPERATIONS).
+    whether to keep rounding errors and add them to the next sum. operation: of MPI's collectives (OPERATIONS).
     """
 
     wire: str = "float32"
@@ -50,7 +50,7 @@ class WireFormat:
 class PlainWire:
     """Sends the vector's own memory, and receives final values straight into it.
 
-    segment_bytes: the most that one message holds. dtype: the vector's. errors: what rounding took, or None.
+    segment_bytes: the most that one message holds. dtype: of the vector. errors: rounding errors, or None.
     """
 
     errors = None
@@ -66,7 +66,7 @@ class PlainWire:
         return cut_range(start, stop, count)
 
     def packed(self, flat, start, stop):
-        """Return what to send for flat[start:stop], a partial sum; it stays untouched until the exchange ends."""
+        """Return the buffer to send for flat[start:stop], a partial sum; it must not change until the exchange ends."""
         return flat[start:stop]
 
     def unpacked(self, received):
@@ -77,7 +77,7 @@ class PlainWire:
         """Round final values to what the others will receive."""
 
     def gathered(self, flat, start, stop):
-        """Return the buffer that final values flat[start:stop] are received into and sent from."""
+        """Return the buffer that final values of flat[start:stop] are received into and sent from."""
         return flat[start:stop]
 
     def arrived(self, flat, start, stop) -> None:
@@ -87,8 +87,8 @@ class PlainWire:
 class BFloat16Wire(PlainWire):
     """bfloat16 on the wire, sums in float32: half the bytes (Kalamkar et al. 2019), rounded to nearest, ties to even.
 
-    size: elements of the vector. error_feedback: the rank that rounds keeps what rounding takes away, and adds it to
-    the same element in the next exchange (Seide et al. 2014, Karimireddy et al. 2019).
+    size: elements of the vector. error_feedback: the rank that rounds keeps the rounding error, and adds it to the same
+    element in the next exchange (Seide et al. 2014, Karimireddy et al. 2019).
     """
 
     def __init__(self, size: int, segment_bytes: int, error_feedback: bool = False):
@@ -130,9 +130,9 @@ def widen(half: np.ndarray, values: np.ndarray) -> None:
 
 
 def round_to_bfloat16(values: np.ndarray, half: np.ndarray) -> None:
-    """Write the bits of values (n,) float32 in bfloat16, to nearest, ties to even, to half (n,) uint16.
+    """Round values (n,) float32 to bfloat16, to nearest, ties to even; write the bits to half (n,) uint16.
 
-    inf stays inf and a NaN a NaN, without a warning: a training that diverged shows it in its loss.
+    Infinities and NaNs are kept, without a warning: if training diverges, the loss shows it.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         half.view(BFLOAT16)[:] = values

@@ -27,14 +27,14 @@ ABORTING_S = 3.0  # MPI_Abort may hang; a rank that exits ends the job too
 class World:
     """One rank's place in the job, or in a group of its ranks.
 
-    Nodes are numbered from 0, in the order of their first ranks, the leaders. whole: the job's world if this is a
-    group's, else None. Ranks, sizes and nodes are the group's, but printing and ending concern the whole job: other
-    groups would wait for ever for one that ended alone. Communicators that the job makes from these are never freed: it
-    makes a few dozen, an MPI has some two thousand per process, and MPI_Finalize frees them.
+    Nodes are numbered from 0, in the order of their first ranks, the leaders. whole: the job's world if this is the
+    world of a group, else None. Ranks, sizes and nodes describe the group, but printing and ending concern the whole
+    job: other groups would wait forever for a group that ended alone. Communicators that the job makes from these are
+    never freed: it makes a few dozen, an MPI library has some two thousand per process, and MPI_Finalize frees them.
     """
 
     comm: "MPI.Intracomm"
-    local_comm: "MPI.Intracomm"  # of the node's ranks, which share a memory
+    local_comm: "MPI.Intracomm"  # of the node's ranks, which share memory
     rank: int
     size: int
     node: int
@@ -44,7 +44,7 @@ class World:
     host: str
     places: list  # of every rank: [{"rank", "node", "host", "local_rank"}, ...]
     whole: "World | None" = None
-    job_ranks: tuple[int, ...] = ()  # of each rank here, its number in the job
+    job_ranks: tuple[int, ...] = ()  # the number in the job of each rank of this world
 
     @property
     def job(self) -> "World":
@@ -60,7 +60,7 @@ class World:
     def together(self, mistake: type[Exception]):
         """Run local work in which some ranks may find a user's mistake: then all ranks end with one line.
 
-        Every rank of the job enters this, also in a group, and the work may not wait for another rank.
+        Every rank of the job must enter this, also in the world of a group; the work must not wait for another rank.
         """
         message = None
         try:
@@ -83,7 +83,7 @@ def end_with_one_line(comm, text: str):
 
 
 def end_without_mpi(text: str, is_first: bool):
-    """End with one line before MPI starts. The launcher ends all ranks with the first, so that one prints in time."""
+    """End with one line before MPI starts. The launcher ends all with the first, so the others wait."""
     if is_first:
         say(f"error: {text}", on_stderr=True)
     time.sleep(PRINTING_S if is_first else 2 * PRINTING_S)
@@ -91,9 +91,9 @@ def end_without_mpi(text: str, is_first: bool):
 
 
 class ClosedTogether(ExitStack):
-    """Closes collective resources at an end that all ranks reach: the program's, or one with one line.
+    """Closes collective resources when all ranks end together: at the program's end, or with one line.
 
-    After an exception of one rank, which aborts the job, it closes nothing: the others may never come. Resources that
+    After an exception on one rank, which aborts the job, it closes nothing: the others may never arrive. Resources that
     stay open at a normal end may make MPI_Finalize fail with an exit code of its own.
     """
 
@@ -106,8 +106,8 @@ class ClosedTogether(ExitStack):
 def install_abort_hook(comm, mistakes: tuple[type[Exception], ...] = ()) -> None:
     """Make an uncaught exception print rank, host and traceback and call MPI_Abort, under any launcher.
 
-    Without this, the rank would wait in MPI_Finalize for the others, which wait for it in a collective. User mistakes,
-    exceptions of a type in `mistakes`, print their text only, and so does Ctrl-C.
+    Without this, the rank would wait in MPI_Finalize for the others, which wait for it in a collective. User mistakes
+    (exceptions of a type in `mistakes`) and Ctrl-C print one line without a traceback.
     """
 
     def abort(kind, error, trace):
@@ -124,7 +124,7 @@ def install_abort_hook(comm, mistakes: tuple[type[Exception], ...] = ()) -> None
 
 
 def end_job_in_turn(comm, text: str, code: int) -> None:
-    """End the job where other ranks may have found the same mistake: the lowest rank prints it."""
+    """End the job after a mistake that other ranks may have found too: the lowest rank prints it."""
     time.sleep(SPEAKING_S * min(comm.rank, 3))
     end_job(comm, text, code)
 
@@ -181,9 +181,9 @@ def start_world(expect_ranks: int | None = None, mistakes: tuple[type[Exception]
 
 
 def world_of(comm, local_comm, whole: World | None = None) -> World:
-    """Make the world whose nodes are the local communicators, each of the ranks that share memory. Collective.
+    """Make the world of comm. local_comm: its ranks on this node, which share memory. Collective.
 
-    whole: the job's world, if this one is a group's.
+    whole: the job's world, if this one is for a group.
     """
     leader = local_comm.bcast(comm.rank)
     everyone = comm.allgather((leader, socket.gethostname(), local_comm.rank, (whole or comm).rank))
@@ -223,7 +223,7 @@ def lost_ranks(size: int, expect_ranks: int | None, environment) -> str | None:
 def threads_per_rank(world: World) -> int:
     """Return how many threads each rank may run, so that a node's ranks share its cores. Collective.
 
-    Local ranks share the cores that they all may use, and the core time that their control group allows.
+    Local ranks share the cores that they may all use, and the CPU time that their control group allows.
     OMP_NUM_THREADS and SLURM_CPUS_PER_TASK, if set, limit the number. All ranks get the least of any rank: the others
     would only wait for it, and its node would look slow.
     """

@@ -20,7 +20,7 @@ def new_activations(
     """Allocate the arrays that forward of a batch of (B, T) tokens keeps for backward.
 
     `layers`: the activations of each layer. `inputs` (B * T, C): where the first layer's residual stream begins. In the
-    last stage also the classifier's arrays. trains: False for a model that only runs forward. Each LayerNorm (ln1,
+    last stage also the arrays of the head. trains: False for a model that only runs forward. Each LayerNorm (ln1,
     ln2, lnf) has its input `residual`, its output `out`, and each row's `mean` and `rstd`.
     """
     N = B * T
@@ -67,8 +67,8 @@ def new_scratch(
 ) -> SimpleNamespace:
     """Allocate the arrays that all layers share. branch (B * T, C): memory for the branches; None allocates it.
 
-    `branch`, `dbranch` and, without tensor parallelism, `dattention` are one memory, as are `dqkv` and `dfc`: each is
-    used up before the next is written.
+    `branch`, `dbranch` and, without tensor parallelism, `dattention` share memory, as do `dqkv` and `dfc`: each is
+    no longer needed when the next is written.
     """
     N = B * T
     C = config.n_embd
@@ -92,7 +92,7 @@ def activation_bytes(
 ) -> int:
     """Return the bytes that a float32 model, or a shard of it, allocates to train on batches of (B, T) tokens.
 
-    in_flight: microbatches between forward and backward at once. operand_bytes: bytes per number of products' operands.
+    in_flight: microbatches between forward and backward at once. operand_bytes: bytes of a number in an operand.
     """
     shard = shard or whole(config)
     total = 0

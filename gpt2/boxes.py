@@ -1,7 +1,7 @@
 """Read a model that was stored in some model shards into other model shards (model_shards.py).
 
 A shard's tensor is a box of the whole model's tensor, with elements in the same order. So the intersection of two
-shards' tensors is a box, too. Tensors are read one after another, some rows at a time.
+shards' tensors is also a box. Tensors are read one after another, some rows at a time.
 """
 
 import math

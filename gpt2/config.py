@@ -50,7 +50,7 @@ PRESETS = {
     "gpt2-1558M": GPT2Config(n_layer=48, n_head=25, n_embd=1600, context=1024, vocab_size=GPT2_VOCABULARY),
 }
 
-OTHER_NAMES = {  # Hugging Face's, and nanoGPT's
+OTHER_NAMES = {  # in Hugging Face and nanoGPT
     "gpt2": "gpt2-124M", "gpt2-medium": "gpt2-350M", "gpt2-large": "gpt2-774M", "gpt2-xl": "gpt2-1558M",
 }  # fmt: skip
 

@@ -1,16 +1,16 @@
-"""The tied token embedding: it embeds the tokens, and it is the weight of the classifier on top of the model.
+"""The tied token embedding: it embeds the tokens, and it is the weight of the model's head.
 
-So its gradient has two terms. Backward first computes the classifier's term, and adds the embedding's at the very end.
+So its gradient has two terms. Backward first computes the head's term, and adds the embedding's term at the very end.
 """
 
 from gpt2.parameters import Parameters
 
 
 class TiedEmbedding:
-    """Token and position embeddings, and the classifier that uses the token embedding again.
+    """Token and position embeddings, and the head, which uses the token embedding again.
 
     before_use(start, stop) and gradients_final(start, stop): hooks as in gpt2.model.GPT2. Keyword options go to the
-    kernels: they are for embeddings that are not whole, or not whole at once.
+    kernels: they are for embeddings of which a rank holds only a part, or which arrive in parts.
     """
 
     def __init__(self, kernels, parameters: Parameters, gradients: Parameters | None, before_use):
@@ -57,12 +57,12 @@ class TiedEmbedding:
 
 
 class SparseEmbedding(TiedEmbedding):
-    """A tied embedding whose two uses are exchanged separately: few rows are embedded, but the classifier uses all.
+    """A tied embedding whose two uses are exchanged separately: few rows are embedded, but the head uses all.
 
     lookup (dist/sparse_gradient.py) has the rows that a step embeds. `lookup.values` (rows, C) holds their parameters
     in forward, once before_use has returned, and the sparse embedding gradient in backward, from the first
-    begin_gradients() on. gradients.wte holds the classifier's term alone. `lookup.numbers(tokens)` is the row of each
-    token. Hooks get the layout's split ranges. The classifier's range comes in blocks, so that a block's exchange
+    begin_gradients() on. gradients.wte holds only the head's term. `lookup.numbers(tokens)` is the row of each
+    token. Hooks get the layout's split ranges. The head's range comes in blocks, so that a block's exchange
     overlaps with the products of other blocks. Without `lookup.has_parameters`, forward runs as in the
     base class, on the whole wte.
     """

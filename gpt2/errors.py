@@ -12,7 +12,7 @@ class UserError(Exception):
 
 @contextmanager
 def file_errors(path, advice: str):
-    """Turn an OSError of the block into a UserError about `path` that ends in `advice`."""
+    """Turn an OSError in the block into a UserError about `path` that ends with `advice`."""
     try:
         yield
     except OSError as error:

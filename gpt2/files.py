@@ -19,9 +19,9 @@ from pathlib import Path
 
 from gpt2.errors import UserError, file_errors
 
-TEMPORARY = ".*.tmp"  # matches files that are being written
+TEMPORARY = ".*.tmp"  # matches the names of files that are being written
 CANNOT_WRITE = "cannot write it: choose a folder that exists, is writable and has room"
-LOOK_S = 0.005  # between two attempts to take a lock
+LOOK_S = 0.005  # seconds between two attempts to take a lock
 KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFCHR: "a device",
@@ -122,7 +122,7 @@ def new_file(path: Path):
 def replacing(path: Path):
     """Open a binary file to write. It replaces `path` if the block succeeds, and is removed otherwise.
 
-    Readers see the old file or the complete new one, which gets the old one's permissions. UserError: an OSError (disk
+    Readers see the old file or the complete new one, which gets the permissions of the old. UserError: an OSError (disk
     full, no permission), or place_of_file refuses the path.
     """
     place = place_of_file(path)
@@ -140,7 +140,7 @@ def replacing(path: Path):
 def replacing_in(folder: Path):
     """Create a folder to fill. If the block succeeds, each file in it replaces its name in `folder`, as in `replacing`.
 
-    For writers that open files themselves, and for files that belong together. Creates `folder` if missing.
+    For libraries that open files themselves, and for files that must be replaced together. Creates `folder` if missing.
     """
     folder = Path(folder)
     with file_errors(folder, "cannot write there: choose a folder that is writable and has room"):
@@ -214,7 +214,7 @@ def _take_place(new: Path, place: Path) -> None:
 def new_folder(path: Path):
     """Create a folder to fill. It gets its name if the block succeeds, and is removed otherwise.
 
-    UserError: the name exists, other than as an empty folder or a link to one, or it cannot be written.
+    UserError: it cannot be written, or something other than an empty folder, or a link to one, has that name.
     """
     path = Path(path)
     place = Path(os.path.realpath(path))

@@ -7,7 +7,7 @@
     loss = cross_entropy(lnf(x) @ wte.T, targets)
 
 x is the residual stream. A branch is the output of a half block (attention or feed-forward), to be added to x. One
-kernel adds a branch and its bias to the stream and computes the LayerNorm of the sum:
+kernel adds a branch and its bias to the stream, and computes the LayerNorm of the sum:
 
     residual = stream + branch + branch_bias;    out = LayerNorm(residual)
 
@@ -31,7 +31,7 @@ class GPT2:
 
     gradients: same layout as the parameters, or None for a model that only runs forward.
     before_use(start, stop) is called each time before a range of the parameters is used: in forward the layout's ranges
-    in order, in backward in reverse order without the embeddings' range, which stays in use for the classifier.
+    in order, in backward in reverse order without the embeddings' range, which stays in use for the head.
     in_flight: how many microbatches may be between forward and backward at once. Each has a slot for its activations.
     lookup: None, or the rows of a sparse embedding gradient (gpt2/embedding.py).
     branch: memory (B T, C) for the branches, or None to allocate it.
@@ -68,7 +68,7 @@ class GPT2:
             self.embedding = SparseEmbedding(kernels, parameters, gradients, before_use, lookup)
 
     def _sum_shards(self, rows):
-        """Return the sum over tensor-parallel shards: `rows`, as here the model is whole (gpt2/parallel_model.py)."""
+        """Return the sum over tensor-parallel shards: here `rows` itself (gpt2/parallel_model.py has more shards)."""
         return rows
 
     # Forward
@@ -92,7 +92,7 @@ class GPT2:
         return kept.losses.reshape(tokens.shape)
 
     def _transform(self, tokens, kept):
-        """Run embedding, layers and final LayerNorm: kept.lnf.out (N, C) = the classifier's inputs."""
+        """Run embedding, layers and final LayerNorm: kept.lnf.out (N, C) = the inputs of the head."""
         layout = self.parameters.layout
         kept.tokens = tokens
         self.embedding.embed(kept.inputs, tokens)
@@ -179,7 +179,7 @@ class GPT2:
     def _feed_forward_backward(self, a, w, d, accumulate):
         """Add to dresidual the gradient through fcproj(gelu(fc(ln2))) and ln2.
 
-        dresidual is also the gradient of the branch, as the branch is added to the stream.
+        dresidual is also the gradient of the branch, because the branch is added to the stream.
         """
         k = self.kernels
         s = self.scratch
@@ -205,8 +205,8 @@ class GPT2:
         """Add to dresidual the gradient through a LayerNorm whose output has gradient dbranch.
 
         dbranch_bias (C,) = the column sums of dresidual: the gradient of the bias that this LayerNorm's residual added.
-        The half block below stores it first thing (_branch_bias_backward), since the gradients of its layer may have no
-        room yet (zero-2, zero-3).
+        The half block below stores it first (_branch_bias_backward), because the gradient buffer of its layer may not
+        exist yet (zero-2, zero-3).
         """
         s = self.scratch
         self.kernels.layernorm_backward(

@@ -1,9 +1,9 @@
 """The tensors that a rank holds if several ranks share a model: its tensor-parallel shard of its pipeline stage.
 
-Attention is cut by heads, the feed-forward block by columns, the vocabulary by rows (Shoeybi et al. 2019). Where the
-number does not divide, shards differ by one. Tensors that are not cut belong to tp rank 0, and the token embedding,
-which is also the classifier's weight, to the first stage. So exactly one of the ranks that share a model holds each
-parameter: norms, checkpoints and optimizer state need no special cases. Some tensors have replicas on other ranks:
+Attention is cut by heads, the feed-forward block by columns, the vocabulary by rows (Shoeybi et al. 2019). If the
+count is not divisible by the number of shards, shard sizes differ by at most one head, column or row. Tensors that are
+not sharded are owned by tp rank 0. The token embedding, tied to the head, is owned by the first stage. So each
+parameter has one owner: norms, checkpoints, optimizer state need no special cases. Other ranks have replicas of:
 
     LayerNorms, biases of attproj, fcproj   on all tp ranks
     token embedding (each shard's rows)     in the last stage
@@ -20,7 +20,7 @@ from gpt2.config import GPT2Config
 class ModelShard:
     """Layers [first_layer, stop_layer) of a model, and tensor-parallel shard tp_rank of tp_size of each.
 
-    is_first: this stage has the embeddings. is_last: it has the final LayerNorm and the classifier.
+    is_first: this stage has the embeddings. is_last: it has the final LayerNorm and the head.
     """
 
     first_layer: int
@@ -43,7 +43,7 @@ class OneShard:
     """The tensor-parallel group of a rank that holds whole tensors. dist/shard_sums.py has groups of several ranks."""
 
     def room(self, shape: tuple[int, ...]):
-        """Return memory in which partial sums need no copy, or None."""
+        """Return a buffer for partial sums that `sum` can use without a copy, or None."""
         return None
 
     def sum(self, rows):
@@ -80,8 +80,8 @@ def model_shards(layers: tuple[int, ...], tp_size: int) -> list[ModelShard]:
 class Tensor:
     """Where a named tensor lies in a flat buffer, and which box of the whole model's tensor it is.
 
-    shape: as the kernels see it. box: [start, stop) along each axis of whole_shape; its elements lie in the buffer in
-    that order. shape and box differ only for qkv, whose whole shape separates queries, keys and values.
+    shape: as the kernels see it. box: [start, stop) along each axis of whole_shape (row-major in the buffer). They
+    differ only for qkv, whose whole shape (3, C, C) separates queries, keys and values.
     """
 
     name: str
@@ -154,7 +154,7 @@ def _used(config: GPT2Config, shard: ModelShard) -> Iterator[tuple[str, tuple[in
 def layer_tensors(config: GPT2Config) -> dict[str, tuple[tuple[int, ...], int | None]]:
     """Return {name: (whole shape, axis that shards cut)} of one layer's tensors, in forward order.
 
-    A weight is (outputs, inputs) as in llm.c; qkv is three of them.
+    Weights have shape (outputs, inputs), as in llm.c; qkv stacks three of them.
     """
     C = config.n_embd
     return {

@@ -1,7 +1,7 @@
 """Turn a range's gradients into its update: clipping by the global norm, the learning rate, and AdamW.
 
 AdamW works on any flat range. A rank that updates a range creates an AdamW for it, which holds the moments of that
-range only. Sharding the optimizer state needs nothing else.
+range only. That is all that sharding the optimizer state requires.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gpt2.parameters import Layout
 from gpt2.rounding import RoundedParameters, step_seed
 
-NORM_WINDOW = 128  # each norm is compared with the norms of so many steps, as in llm.c
+NORM_WINDOW = 128  # each norm is compared with the norms of this many steps, as in llm.c
 SCHEDULES = ("cosine", "linear", "constant", "wsd")
 DECAY_SHARE = 0.2  # wsd: the last fifth of the steps decays (Hu et al. 2024, MiniCPM; llm.c's default)
 
@@ -21,7 +21,7 @@ class Clipping:
     """Clips the global norm of the gradients, and skips steps whose norm is an outlier.
 
     max_norm: larger norms are scaled down to it; 0 never clips. outlier_z: a step is skipped if its norm lies more than
-    that many standard deviations above the mean of the last `window` norms (llm.c's -sg), once there are so many; 0
+    that many standard deviations above the mean of the last `window` norms (llm.c's -sg), once there are that many; 0
     never skips. `norms`, all finite, is stored in checkpoints. `skips`: whether the last step was skipped.
     over_model(sum of squares): the sum over all ranks that share a model.
     """
@@ -38,7 +38,7 @@ class Clipping:
         norm, factor = clip_scale(self._over_model(sum_of_squares), self.max_norm)
         if self.outlier_z:
             self.skips = self._stands_out(norm)
-            self.remember([norm])  # outliers, too: a norm that keeps coming is no outlier
+            self.remember([norm])  # also outliers: a norm that recurs is no outlier
         return norm, None if self.skips else factor
 
     def remember(self, norms) -> None:
@@ -61,7 +61,7 @@ def clip_scale(sum_of_squares: float, max_norm: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class LearningRateSchedule:
-    """The rate rises to `lr` in `warmup` steps, falls to `min_lr` until step `steps`, and stays. name: of SCHEDULES."""
+    """The rate rises to `lr` in `warmup` steps, falls to `min_lr` by step `steps`, and stays. name: in SCHEDULES."""
 
     name: str
     lr: float
@@ -143,7 +143,7 @@ class AdamW:
         return [(self._start, self.m, self.v)]
 
     def update(self, parameters, gradients, lr: float, gradient_scale: float | None) -> None:
-        """Update this range's parameters by its gradients times gradient_scale, both (stop - start,).
+        """Update this range's parameters with its gradients times gradient_scale, both (stop - start,).
 
         gradient_scale None skips the step: nothing changes.
         """

@@ -2,7 +2,7 @@
 
 Tensor parallelism is Megatron's (Shoeybi et al. 2019): shards of attproj and fcproj compute terms of a sum in forward,
 shards of qkv and fc in backward. Between two sums every shard has the whole residual stream. The vocabulary is cut by
-rows, so embedding and classifier sum over shards, too.
+rows, so embedding and head also sum over shards.
 """
 
 from gpt2.embedding import TiedEmbedding
@@ -38,14 +38,14 @@ class ParallelGPT2(GPT2):
         return self.kept[slot].inputs
 
     def forward(self, tokens, targets, gradient_scale: float, slot: int = 0) -> float:
-        """Run forward as GPT2.forward. A stage that is not the last returns 0."""
+        """Run forward as in GPT2.forward. A stage that is not the last returns 0."""
         if self.shard.is_last:
             return super().forward(tokens, targets, gradient_scale, slot)
         self._transform(tokens, self.kept[slot])
         return 0.0
 
     def token_losses(self, tokens, targets):
-        """Compute losses as GPT2.token_losses. A stage that is not the last returns None."""
+        """Compute losses as in GPT2.token_losses. A stage that is not the last returns None."""
         if self.shard.is_last:
             return super().token_losses(tokens, targets)
         self._transform(tokens, self.kept[0])
@@ -54,7 +54,7 @@ class ParallelGPT2(GPT2):
     def backward(
         self, accumulate: bool, gradients_final=no_hook, slot: int = 0, accumulate_head: bool | None = None
     ) -> None:
-        """Run backward as GPT2.backward. accumulate_head replaces `accumulate` for the classifier, if it differs."""
+        """Run backward as in GPT2.backward. accumulate_head replaces `accumulate` for the head, if it differs."""
         self.embedding.accumulate_head = accumulate if accumulate_head is None else accumulate_head
         super().backward(accumulate, gradients_final, slot)
 
@@ -75,7 +75,7 @@ class ParallelGPT2(GPT2):
 
 
 class ShardedEmbedding(TiedEmbedding):
-    """A tied embedding whose rows tensor-parallel shards hold. The first stage embeds, the last one classifies."""
+    """A tied embedding with its rows divided among tp ranks. The first stage embeds, the last stage has the head."""
 
     accumulate_head = False
 
@@ -101,7 +101,7 @@ class ShardedEmbedding(TiedEmbedding):
         if not self.shard.is_first:
             return
         if not (self.shard.is_last or accumulate):
-            self.gradients.wte[:] = 0.0  # the classifier, which writes it in a whole model, is in another stage
+            self.gradients.wte[:] = 0.0  # the head, which writes it in a whole model, is in another stage
         super().embed_backward(dout, tokens, accumulate, gradients_final, **self.rows)
 
     def classify(self, kept, targets, gradient_scale: float, trains: bool) -> None:

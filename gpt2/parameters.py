@@ -143,8 +143,8 @@ class Parameters:
     """A flat buffer and its named views: `.flat` (size,), `.wte`, `.layers[i].qkv_weight`, `.lnf_weight`, ...
 
     The buffer may be any object with a shape and a dtype whose flat[start:stop] is a view, within one of the layout's
-    `ranges`: not all of it need exist at once. Of a model shard, layers[0] is its first layer. The tensors it does not
-    hold are views of `replicated` (replicated_size,), or None without that. ValueError: flat has another size.
+    `ranges`: not all of it need exist at once. In a model shard, layers[0] is the shard's first layer. Tensors that it
+    does not hold are views of `replicated` (replicated_size,), or None without it. ValueError: flat has another size.
     """
 
     def __init__(self, layout: Layout, flat, replicated=None):
@@ -186,10 +186,10 @@ def first_not_finite(values: np.ndarray) -> int | None:
 
 
 def initialize(parameters: Parameters, seed: int, filled=no_hook) -> None:
-    """Initialize as GPT-2 does, the same on every rank for one seed: matrices N(0, 0.02), LayerNorms 1, biases 0.
+    """Initialize as in GPT-2, equally on every rank for one seed: matrices N(0, 0.02), LayerNorms 1, biases 0.
 
-    Every rank draws the random numbers of the whole model and keeps its shard's. So a model begins with the same bits
-    however it is cut. The layout's ranges are filled in order; filled(start, stop) follows each nonempty one.
+    Every rank draws the random numbers of the whole model and keeps those of its shard. So a model begins with the same
+    bits however it is cut. The layout's ranges are filled in order; filled(start, stop) follows each nonempty one.
     """
     layout = parameters.layout
     random = np.random.default_rng(seed)

@@ -14,7 +14,7 @@ def gpipe(stage: int, stages: int, microbatches: int) -> Actions:
 def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> Actions:
     """Order a forward per later stage, then backward and forward in turns (PipeDream-flush, Narayanan et al. 2021).
 
-    Activations of at most stages - stage microbatches are held. The bubble is as long as GPipe's. A single stage does
+    Activations of at most stages - stage microbatches are held. The bubble is as long as in GPipe. A single stage does
     forward, backward, forward, backward.
     """
     ahead = min(stages - stage - 1, microbatches)

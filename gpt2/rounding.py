@@ -30,7 +30,7 @@ class RoundedParameters:
     ranges: `missing` lists them, and `store` rounds them before use.
 
     round_parameters(target, values, rounding_seed, first): the kernel that rounds. seed: None rounds to nearest. step:
-    the last step made; skipped steps count, so that all ranks count alike.
+    the last step made; skipped steps count, so that all ranks have the same count.
     """
 
     def __init__(self, flat, round_parameters: Callable[..., None], seed: int | None = None, step: int = 0):

@@ -1,2 +1,2 @@
-"""What people run: programs on top, and what they are made of in packages by subject. `makers` is for who works on the
-project itself."""
+"""The programs that people run, and the packages they are built from, by subject. `makers` is for people who work on
+the project itself."""

@@ -2,7 +2,7 @@
 
     gpt2-mpi COMMAND [FLAGS...]
     mpirun -n 4 gpt2-mpi train --strategy sliced
-    mpirun -n 4 python -m scripts train --strategy sliced         the same in the repository: scripts/__main__.py
+    mpirun -n 4 python -m scripts train --strategy sliced         the same in a checkout: scripts/__main__.py
 
 A command is a file of this folder: `train` is train.py, `bench-step` is bench_step.py. --help lists the first line of
 each file; gpt2-mpi COMMAND --help lists its flags.
@@ -43,7 +43,7 @@ def first_line(path: Path) -> str:
 
 
 def main() -> None:
-    """Run the program that the command line names, as if it had been called by itself."""
+    """Run the program that the command line names, as if it had been called directly."""
     words = sys.argv[1:]
     parser = Parser(prog=NAME)
     if not words:

@@ -9,14 +9,14 @@
         --global-batch 64 --batch-size 1 --memory 16GB
     python scripts/advise.py --from-run runs/sliced --global-batch 64     layouts of the run's model on its ranks
 
-Nothing is run or measured. Bytes are counted from each strategy's messages; strategies that call MPI's collectives send
-what that library selects by default. Seconds come from the model in dist/cost/model.py. A step is computing plus the
-exposed exchange, without the update. All rows have the same global batch. --from-run includes the run's update and
-corrects the model by the run's measured exchange; docs/diagnosis.md explains how, and how accurate that is.
+Nothing is run or measured. Bytes are counted from each strategy's messages; for strategies that call MPI's collectives,
+from the algorithms that the library selects by default. Seconds come from the model in dist/cost/model.py. A step is
+compute time plus exposed exchange, without the update. All rows have the same global batch. --from-run includes the
+run's update and scales exchanges by the run's measured exchange; docs/diagnosis.md explains how, and how accurately.
 
 With --global-batch the table compares layouts: each row has a number of data-parallel replicas, tensor-parallel shards
-and pipeline stages, with the best strategy for it. --compute-ms is then the time of a step of that batch with replicas
-alone; --from-run derives it from any run. docs/choosing-a-strategy.md explains the table.
+and pipeline stages, and the best strategy for them. --compute-ms is then the compute time of a step of that batch when
+every rank has a replica; --from-run derives it from any run. docs/choosing-a-strategy.md explains the table.
 """
 
 import sys
@@ -80,7 +80,7 @@ def strategies_report(arguments) -> tuple[dict, str]:
 
 
 def shapes_report(arguments) -> tuple[dict, str]:
-    """Return (the object, the table) of the ways to cut a model over the ranks. Raise ValueError or RunError."""
+    """Return (the object, the table) of the layouts of a model on the ranks. Raise ValueError or RunError."""
     workload, cluster, library, notes = workload_of_flags(arguments)
     rows = advise_shapes(workload, cluster, library)
     return {"shapes": rows, "notes": notes, "advice": shapes_sentence(rows, workload.memory_bytes)}, shapes_table(rows)
@@ -142,7 +142,7 @@ def overrides(arguments) -> tuple:
     placement = None
     if arguments.nodes or arguments.ranks:
         if not arguments.nodes:
-            raise ValueError("--ranks without --nodes: say how many nodes they sit on")
+            raise ValueError("--ranks without --nodes: give the number of nodes as well")
         placement = place_ranks(arguments.nodes, arguments.ranks, arguments.ranks_per_node)
     rate = bytes_per_s(arguments.link) if arguments.link else None
     latency_s = duration_s(arguments.latency) if arguments.latency else None
@@ -166,7 +166,7 @@ def described_training(arguments) -> Training:
         rows = None
         parameters = count_of(arguments.parameters)
         layers = min(arguments.layers or DEFAULT_LAYERS, parameters)
-        # Embeddings are not known, and layers are assumed to have equal sizes.
+        # The embeddings are unknown, and layers are assumed to have equal sizes.
         ranges = (0, *(stop - start for start, stop in cut(parameters, layers)), 0)
     if arguments.op == "mpi" and arguments.wire == "bfloat16":
         raise ValueError("--op mpi with --wire bfloat16, which MPI cannot add: leave --op out")
@@ -176,7 +176,7 @@ def described_training(arguments) -> Training:
 
 
 def described_rows(arguments) -> Rows | None:
-    """Estimate the sparse embedding gradient, which train.py exchanges separately with --overlap."""
+    """Estimate the size of the sparse embedding gradient, which train.py exchanges separately with --overlap."""
     config = PRESETS[arguments.model]
     placement = place_ranks(arguments.nodes, arguments.ranks, arguments.ranks_per_node)
     sequences = (arguments.batch_size or DEFAULT_BATCH) * arguments.grad_accum
@@ -192,13 +192,13 @@ def parser() -> Parser:
     add("--nodes", type=int, metavar="M", help="number of nodes")
     add("--ranks", type=int, metavar="N", help="number of ranks (M times P)")
     add("--ranks-per-node", type=int, metavar="P", help="ranks per node, which are filled in order (N/M, rounded up)")
-    add("--link", metavar="RATE", help="rate of every node's port, each way: 400mbit, 10gbit, 200gbit")
+    add("--link", metavar="RATE", help="rate of every node's port, per direction: 400mbit, 10gbit, 200gbit")
     add("--latency", metavar="TIME", help="latency of one message, software included: 20us, 1ms (50us)")
     add("--parameters", metavar="COUNT", help="size of the model: 124M, 1.5B or a number")
-    add("--model", type=preset_name, choices=PRESETS, help="instead of --parameters: a known model")
+    add("--model", type=preset_name, choices=PRESETS, help="a known model, instead of --parameters")
     add("--layers", type=int, metavar="L", help=f"with --parameters: layers of the model ({DEFAULT_LAYERS})")
     add("--grad-accum", type=int, default=1, metavar="K", help="microbatches per step (1)")
-    add("--compute-ms", type=float, metavar="MS", help="time of forward and backward in a step on all ranks")
+    add("--compute-ms", type=float, metavar="MS", help="time of forward and backward per step, all ranks in parallel")
     add(
         "--global-batch",
         "--global-batch-size",

@@ -1,4 +1,4 @@
-"""Name what holds a run's steps up, with the evidence and the predicted steps of other strategies.
+"""Find the bottleneck of a run's steps, with the evidence and predicted step times for other strategies.
 
     python scripts/diagnose.py runs/sliced
     python scripts/diagnose.py runs/sliced --json
@@ -6,7 +6,7 @@
 
 Reads what scripts/train.py --out wrote; nothing is run or measured. --json prints one object: verdict, bottleneck,
 evidence, advice. A crashed run is diagnosed as far as it got, and missing files are named. For a resumed run the
-verdict covers its last start, or the one that --start selects; the lines `starts` summarize every start.
+verdict covers its last start, or the one that --start selects; the `starts` lines summarize every start.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""Describe this machine or allocation, and list what will fail or be slow in a training, with fixes.
+"""Describe this machine or allocation, and list what will fail or be slow in a training run, with fixes.
 
     python scripts/doctor.py                            this host alone
-    mpirun -n 4 python scripts/doctor.py                the ranks, as a training would get them
+    mpirun -n 4 python scripts/doctor.py                the ranks, placed as in a training run
     srun --mpi=pmix -n 16 python scripts/doctor.py --expect-ranks 16 --model gpt2-124M --out $SCRATCH/runs
 
-Start it as you will start the training. It prints facts, findings ("will fail", "will be slow", "note") and a verdict.
-Exit code: 1 if something will fail, else 0. It takes some seconds, at most --limit, even if a check hangs.
-If MPICH itself ends it under srun --mpi=pmi2 ("invalid client request"), export MPIR_CVAR_CH4_NETMOD=ofi.
+Start it exactly as you will start the training run. It prints facts, findings ("will fail", "will be slow", "note")
+and a verdict. Exit code: 1 if something will fail, else 0. It takes seconds, at most --limit, even if a check hangs.
+If MPICH aborts it under srun --mpi=pmi2 ("invalid client request"), export MPIR_CVAR_CH4_NETMOD=ofi.
 """
 
 import argparse
@@ -65,7 +65,10 @@ def parse() -> argparse.Namespace:
 
 
 def examine_together(facts: dict, settings, limit: TimeLimit) -> int:
-    """Measure on all ranks and return the exit code. Errors of single ranks are facts, so all make the same calls."""
+    """Measure on all ranks and return the exit code.
+
+    A rank records its errors as facts instead of raising them, so that all ranks make the same collective calls.
+    """
     from mpi4py.MPI import COMM_TYPE_SHARED
 
     from dist.world import install_abort_hook, lost_ranks, start_mpi, world_of

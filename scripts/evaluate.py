@@ -1,19 +1,19 @@
-"""Measure how well a model predicts: validation loss, perplexity of a text, HellaSwag; on any number of ranks.
+"""Evaluate a model on any number of ranks: validation loss, perplexity of a text, HellaSwag.
 
     mpirun -n 4 python scripts/evaluate.py runs/sliced --val-data 'tokens/*_val_*.bin'
     mpirun -n 4 python scripts/evaluate.py gpt2_124M.bin --hellaswag hellaswag_val.bin --json hellaswag.json
     python scripts/evaluate.py my-gpt2/ --text wikitext.txt --stride 256
 
 The model is a run (its newest checkpoint), a checkpoint, an llm.c file or a Hugging Face folder. Every rank holds the
-whole model, and the ranks share the rows: on another number of ranks the result differs only by rounding. A run is
-evaluated on sequences of its training length, unless --seq-len says otherwise.
+whole model, and the sequences are divided among the ranks; a different number of ranks changes the result only by
+rounding. A run is evaluated on sequences of its training length unless --seq-len is given.
 
 --val-data   mean loss over all whole windows of --seq-len tokens, as with train.py --eval-steps 0.
 --text       loss of every token of a file or folder, read as by prepare.py, and of the end-of-text tokens between
-             documents. The first token is predicted from an end-of-text (a newline for bytes). Windows of --seq-len
-             tokens advance by --stride, and each scores its new tokens.
---hellaswag  llm.c's evaluation file. acc: accuracy of the ending with the highest probability; acc_norm: of the ending
-             with the highest probability per token (EleutherAI's harness divides by characters instead).
+             documents. The first token is predicted from an end-of-text token (bytes: from a newline). Windows of
+             --seq-len tokens advance by --stride, and each window scores its new tokens.
+--hellaswag  llm.c's evaluation file. acc: how often the right ending has the highest probability; acc_norm: how often
+             it has the highest probability per token (EleutherAI's harness divides by characters instead).
 """
 
 import argparse
@@ -34,7 +34,7 @@ def evaluate(settings, world) -> None:
     s = settings
     with world.together(UserError):
         if world.rank == 0 and s.json:
-            place_of_file(s.json)  # fail before the hours that an evaluation may take
+            place_of_file(s.json)  # fail now, not after an evaluation of hours
     model = load_model(Path(s.model), s.seq_len, s.stride, s.batch_size, s.backend, s.dtype, s.threads, world)
     evaluations = {}
     if s.val_data:
@@ -64,14 +64,14 @@ def parse(arguments=None) -> argparse.Namespace:
     add(
         "--tokenizer",
         choices=TOKENIZERS,
-        help="of the model (its run's or folder's; else by the size of its vocabulary)",
+        help="the model's tokenizer (that of its run or folder, else chosen by vocabulary size)",
     )
-    add("--batch-size", type=int, default=4, metavar="B", help="rows per rank and forward (4)")
+    add("--batch-size", type=int, default=4, metavar="B", help="sequences per rank and forward pass (4)")
     add("--seq-len", type=int, metavar="T", help="tokens per window (as in the run's training; else the context)")
     add("--stride", type=int, metavar="S", help="with --text: new tokens per window (half of --seq-len)")
     add("--backend", choices=(AUTO, "numpy", "cupy"), default=AUTO, help="kernels; auto: cupy if there is a GPU")
     add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"number format of matrix operands on CPUs ({DTYPES[0]})")
-    add("--threads", type=int, default=0, help="threads per rank; 0: its share of the node's cores")
+    add("--threads", type=int, default=0, metavar="N", help="threads per rank; 0: its share of the node's cores")
     add("--json", type=Path, metavar="FILE", help="also write the numbers to this file")
     settings = parser.parse_args(arguments)
     if not (settings.val_data or settings.text or settings.hellaswag):

@@ -1,7 +1,7 @@
 """Export a run's weights or traces for other tools.
 
     python scripts/export.py runs/sliced --format llmc --out gpt2.bin           the last checkpoint's weights for llm.c
-    python scripts/export.py runs/sliced --format huggingface --out my-gpt2     for transformers, tokenizer included
+    python scripts/export.py runs/sliced --format huggingface --out my-gpt2     for transformers, with the tokenizer
     python scripts/export.py runs/sliced --format paraver --out sliced.prv      with sliced.pcf and sliced.row beside it
     python scripts/export.py runs/sliced --format perfetto --out sliced.json.gz for ui.perfetto.dev, chrome://tracing
     python scripts/export.py runs/sliced --format otf2 --out sliced.otf2        a folder for Vampir and Score-P's tools
@@ -35,7 +35,7 @@ from traces.read.runs import Run
 
 TRACES = ("paraver", "perfetto", "otf2")
 FORMATS = ("llmc", "huggingface", *TRACES, "tensorboard")
-# Flags that only some of the formats take.
+# Flags that only some formats accept.
 FLAGS = {
     "dtype": ("llmc", "huggingface"),
     "shard_size": ("huggingface",),
@@ -79,14 +79,14 @@ def export(settings: argparse.Namespace) -> list[Path]:
         settings.out, parameters, stored=stored, shard_bytes=shard_bytes, tokenizer=tokenizer
     )
     if why_none:
-        print(f"export.py: without the tokenizer's files (tokenizer.json and its like): {why_none}", file=sys.stderr)
+        print(f"export.py: without the tokenizer's files (such as tokenizer.json): {why_none}", file=sys.stderr)
     return sorted(settings.out.iterdir())
 
 
 def exported_tokenizer(asked: str | None, path: Path, vocab_size: int) -> tuple[tiktoken.Encoding | None, str]:
-    """Return the model's tokenizer and ""; or None and the reason: it is unknown, or its files are missing.
+    """Return the model's tokenizer and ""; or None and the reason: the tokenizer is unknown, or its files are missing.
 
-    asked: --tokenizer. Raise UserError if it is not available or has more tokens than the model.
+    asked: --tokenizer. Raise UserError if that tokenizer is not available or has more tokens than the model.
     """
     try:
         return choose_tokenizer(asked, path, vocab_size), ""
@@ -138,7 +138,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--out", metavar="PATH", type=Path, required=True, help="file or folder to write")
     add("--dtype", choices=WRITTEN, help=f"number format of the weights ({WRITTEN[0]}); rounded to nearest even")
     add("--shard-size", metavar="SIZE", type=file_size, help="huggingface: largest file, such as 500MB (5GB)")
-    add("--tokenizer", choices=TOKENIZERS, help="huggingface: tokenizer whose files are added (the model's)")
+    add("--tokenizer", choices=TOKENIZERS, help="huggingface: add the files of this tokenizer (the model's tokenizer)")
     add("--start", type=int, metavar="K", help="traces: which start of a resumed run (the last)")
     settings = parser.parse_args(arguments)
     for name, formats in FLAGS.items():

@@ -1,7 +1,7 @@
 """Write a SLURM job script for this Python and its MPI.
 
     python scripts/job.py > train.sbatch                       then: sbatch --nodes=4 train.sbatch RUN [FLAGS...]
-    python scripts/job.py --launcher mpirun > train.sbatch     if SLURM lacks what this MPI needs (docs/slurm.md)
+    python scripts/job.py --launcher mpirun > train.sbatch     if srun cannot start this MPI (docs/slurm.md)
     python scripts/job.py --sweep > sweep.sbatch               one job per strategy; each runs train.sbatch
 
 Edit the block at the top of the script for your site: partition, nodes, ranks per node, time, modules. The script's
@@ -19,7 +19,7 @@ from scripts.settings.command_line import Parser
 
 FOLDER = Path(__file__).parent / "slurm"
 SRUN = "srun"
-LAUNCHERS = {SRUN: "", "mpirun": "'s mpirun"}  # and the mark of its line, behind the MPI's name
+LAUNCHERS = {SRUN: "", "mpirun": "'s mpirun"}  # {launcher: what follows the MPI's name in the mark of its line}
 # A line of the script that starts ranks: commented out or not, the command, its mark.
 LAUNCH = re.compile(r"^(?:# )?(launch=\(.*# (.+))$", re.MULTILINE)
 
@@ -38,7 +38,7 @@ def main(words: list[str] | None = None) -> int:
         else:
             whose = family + LAUNCHERS[asked.launcher or SRUN]
             script = LAUNCH.sub(lambda found: found[1] if found[2] == whose else f"# {found[1]}", script)
-    print(script, end="", flush=True)  # not say: half a script on a full disk is an error
+    print(script, end="", flush=True)  # not say(): half a script on a full disk is an error
     return 0
 
 

@@ -1,11 +1,11 @@
-"""Draw the figures and print the table of medians of one run, or of several side by side.
+"""Draw figures and print the table of medians of one run, or of several runs side by side.
 
     python scripts/plot.py runs/sliced
     python scripts/plot.py runs/reduce-bcast runs/sliced runs/reduce-scatter --out plots
     python scripts/plot.py --rounds 2 runs/ring runs/tree runs/ring-again runs/tree-again
 
 One run: RUN/plots/ gets timeline, phases, slices, ports, ranks, waits, messages, loss and whole-run; RUN/report.html
-contains the verdict, all figures and the tables. With --out DIR everything goes there. Several runs: --out gets
+contains the verdict, all figures and the tables. With --out DIR everything goes into DIR. Several runs: DIR gets
 comparison, phases, loss, model, each run's timeline and, for runs of different size, scaling. Every figure is written
 as PNG and SVG. A crashed run is drawn as far as it got, and missing files are named.
 """
@@ -83,7 +83,7 @@ def measure_rounds(runs: list[Run], rounds: int) -> list[TimedRun]:
 
 
 def plot(measured: list[TimedRun], folder: Path, page: Path) -> list[Path]:
-    """Draw and save all figures of the runs in the folder, and one run's report as `page`; returns the files' paths."""
+    """Draw all figures of the runs into the folder and, for one run, its report as `page`. Return the files' paths."""
     # Loading matplotlib takes a second, which --help and a wrong folder need not wait for.
     from scripts.reports.figures import figures_of_run, figures_of_runs
     from scripts.reports.html_page import write_report
@@ -106,7 +106,7 @@ def plot(measured: list[TimedRun], folder: Path, page: Path) -> list[Path]:
 def report(measured: list[TimedRun]) -> str:
     """Return the table of medians and the run's verdict.
 
-    For several runs, return each verdict in short, whether the losses agree, which run is fastest, and why."""
+    For several runs, return each verdict in short, whether the losses agree, the fastest run and why it is fastest."""
     runs = [one.figures for one in measured]
     if len(measured) == 1:
         (one,) = measured

@@ -10,12 +10,11 @@ out hidden files, and prints what else it leaves out. A named file with another 
 .txt file, line or row is a document. The end-of-text token goes between documents (a newline with --tokenizer bytes);
 empty documents are left out and counted.
 
-The last --val-percent of the characters become the validation split. The tokens are those of `train.py --text`, in
-files DIR/NAME_train_000000.bin ... and DIR/NAME_val_000000.bin ..., which do not depend on the number of processes.
+The last --val-percent of the characters become the validation split. The tokens are the same as with `train.py --text`.
+The files DIR/NAME_train_000000.bin ... and DIR/NAME_val_000000.bin ... do not depend on the number of processes.
 manifest.json beside them lists input, options and output, with checksums. If interrupted, run the same command again:
 it continues after the last complete shard. The input is read twice, as a stream, so it may be larger than memory. Do
-not write to it meanwhile: a file that changes is refused, and the shards made from it are removed.
-"""
+not write to it meanwhile: a file that changes is refused, and the shards made from it are removed."""
 
 import argparse
 import glob
@@ -197,13 +196,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("inputs", metavar="INPUT", nargs="+", type=Path, help="a file or folder of text")
     add("--out", metavar="DIR", required=True, type=Path, help="folder for the shards")
     add("--tokenizer", choices=TOKENIZERS, default="gpt2", help="tokenizer (%(default)s)")
-    add("--field", default="text", help="field of .jsonl and column of .parquet to read (%(default)s)")
+    add("--field", default="text", metavar="NAME", help="field of .jsonl and column of .parquet to read (%(default)s)")
     add("--split-documents", action="store_true", help=SPLIT_HELP)
-    add("--name", type=plain_name, help="prefix of the shards' names (from the first INPUT)")
-    add("--shard-tokens", type=token_count, default=10**8, help="tokens per shard (%(default)s)")
-    add("--val-percent", type=percent, default=Fraction(10), help="percentage of the text for validation (%(default)s)")
+    add("--name", type=plain_name, metavar="PREFIX", help="prefix of the shards' names (from the first INPUT)")
+    add("--shard-tokens", type=token_count, default=10**8, metavar="N", help="tokens per shard (%(default)s)")
+    validation = "percentage of the text for validation (%(default)s)"
+    add("--val-percent", type=percent, default=Fraction(10), metavar="PERCENT", help=validation)
     cores = len(os.sched_getaffinity(0))
-    add("--processes", type=process_count, default=cores, help="number of parallel processes (all cores: %(default)s)")
+    add("--processes", type=process_count, default=cores, metavar="N", help="processes (all cores: %(default)s)")
     return parser.parse_args(arguments)
 
 

@@ -1,14 +1,14 @@
-"""Print text from a model, as it is drawn.
+"""Generate text from a model, printed token by token.
 
     python scripts/sample.py runs/sliced --prompt "ROMEO:" --tokens 200             a run: its newest checkpoint
     python scripts/sample.py gpt2_124M.bin --prompt "The ocean" --temperature 0     an llm.c file; the likeliest tokens
     python scripts/sample.py my-gpt2/ --top-k 0 --top-p 0.9 --seed 7 > text.txt     a Hugging Face folder
 
-A checkpoint works, too: RUN/checkpoints/step-00000100. The text goes to standard output, everything else to standard
-error. The model reads sequences of --seq-len tokens, by default the run's training length. If the text grows longer,
-the model continues from the newest half of the sequence. The text ends early where the model ends its document. The
-model runs on a GPU if one is there, else on CPU cores. Tokens are drawn on the host, so one seed gives one text;
-between a GPU and CPU cores, rounding can change a draw.
+A checkpoint such as RUN/checkpoints/step-00000100 also works. The text goes to standard output, everything else to
+standard error. The model reads sequences of --seq-len tokens, by default the run's training length. If the text grows
+longer, the model continues from the newest half of the sequence. The text ends early where the model ends its document.
+The model runs on a GPU if there is one, else on CPU cores. Tokens are drawn on the host, so the same seed gives the
+same text, but the different rounding of GPU and CPU cores can change a draw.
 """
 
 import argparse
@@ -57,18 +57,19 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--tokens", type=int, default=200, metavar="N", help="tokens to draw, at most (200)")
     add("--seq-len", type=int, metavar="T", help="tokens per sequence (as in the run's training; else the context)")
     drawn = Sampling()
-    add("--temperature", type=float, default=drawn.temperature, help="randomness; 0: always the likeliest token (0.8)")
-    add("--top-k", type=int, default=drawn.top_k, help="draw from this many of the likeliest tokens; 0: all (200)")
-    add("--top-p", type=float, default=drawn.top_p, help="draw from the likeliest of this total probability (1: all)")
+    warmth = "randomness; 0: always the likeliest token (0.8)"
+    add("--temperature", type=float, default=drawn.temperature, metavar="X", help=warmth)
+    add("--top-k", type=int, default=drawn.top_k, metavar="K", help="draw from the K likeliest tokens; 0: all (200)")
+    add("--top-p", type=float, default=drawn.top_p, metavar="P", help="the likeliest of total probability P (1: all)")
     add("--seed", type=int, default=1337, help="random seed; the same seed gives the same text (1337)")
     add(
         "--tokenizer",
         choices=TOKENIZERS,
-        help="of the model (its run's or folder's; else by the size of its vocabulary)",
+        help="the model's tokenizer (that of its run or folder, else chosen by vocabulary size)",
     )
     add("--backend", choices=(AUTO, "numpy", "cupy"), default=AUTO, help="kernels; auto: cupy if there is a GPU")
-    add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"number format; on CPUs of products only ({DTYPES[0]})")
-    add("--threads", type=int, help="CPU cores to use (all)")
+    add("--dtype", choices=DTYPES, default=DTYPES[0], help=f"number format; on CPUs only of products ({DTYPES[0]})")
+    add("--threads", type=int, metavar="N", help="CPU cores to use (all)")
     return parser.parse_args(arguments)
 
 
@@ -111,7 +112,7 @@ def load_model(settings, length: int) -> tuple[CachedGPT2, str]:
 
 
 def stream(prompt: str, pieces, facts: str) -> None:
-    """Print the prompt and each piece as it comes. On a terminal leave control characters out."""
+    """Print the prompt and each piece as it arrives. On a terminal omit control characters."""
     shown = printable if sys.stdout.isatty() else str
     sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8
     print(facts, file=sys.stderr, flush=True)

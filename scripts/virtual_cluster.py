@@ -39,18 +39,18 @@ def parser() -> Parser:
     run_flags = verbs.add_parser("run", help="run one command on a new cluster", usage="%(prog)s FLAGS -- COMMAND...")
     add = run_flags.add_argument
     add("--nodes", type=int, required=True, metavar="M", help="hosts: node0 to node(M-1)")
-    add("--rate", required=True, help="rate of every port, each way: 400mbit, 1gbit")
+    add("--rate", required=True, help="rate of every port, per direction: 400mbit, 1gbit")
     add("--ranks", type=int, required=True, metavar="N", help="number of ranks")
     add("--ranks-per-node", type=int, metavar="P", help="ranks per node; the last node gets the rest (N/M, rounded up)")
     add("--first-node", type=int, metavar="K", help="ranks on node0 (P)")
     add("--slow", action="append", default=[], metavar="HOST[:in|:out]:RATE", help="rate of this port; may be repeated")
     add("--burst", type=size_in_bytes, metavar="BYTES", help="bytes sent at once after a pause: 512KiB (2 ms)")
     add("--delay", metavar="TIME", help="delay of packets that leave a node, such as 100us; needs a kernel with netem")
-    # BBR empties its pipe for 200 ms every 10 s; one such connection holds up a whole ring.
+    # BBR drains its pipe for 200 ms every 10 s; one draining connection delays a whole ring.
     add("--congestion", default="reno", metavar="NAME", help="TCP congestion control of the hosts (reno)")
     add("--cores-per-host", metavar="CORES", help="CPU time limit of each host, in cores: 0.4 (all; needs cgroups)")
     add("--memory-per-host", metavar="BYTES", help="memory limit of each host, such as 600MB (none; needs cgroups)")
-    down_flags = verbs.add_parser("down", help="remove what killed scripts left of their clusters")
+    down_flags = verbs.add_parser("down", help="remove leftover virtual clusters of scripts that were killed")
     down_flags.add_argument("--all", action="store_true", help="also end running clusters")
     return result
 
@@ -103,7 +103,7 @@ def crowd_line(limits: Limits, nodes: int) -> list[str]:
     own = len(os.sched_getaffinity(0))
     if limits.cores is None or round(limits.cores * nodes, 6) <= own:
         return []
-    return [f"{nodes} hosts of {limits.cores:g} cores share this machine's {own}: they will hold each other up"]
+    return [f"{nodes} hosts of {limits.cores:g} cores share this machine's {own}: they will slow each other down"]
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ def parser() -> Parser:
     add = run_flags.add_argument
     add("--nodes", type=int, required=True, metavar="M", help="hosts: node0 to node(M-1)")
     add("--ranks-per-node", type=int, default=2, metavar="P", help="CPUs per node in SLURM's configuration (2)")
-    add("--gpus-per-node", type=int, default=0, metavar="G", help="stand-ins for GPUs of each node")
-    add("--rate", default="10gbit", help="rate of every port, each way (10gbit)")
+    add("--gpus-per-node", type=int, default=0, metavar="G", help="simulated GPUs per node, for SLURM only (0)")
+    add("--rate", default="10gbit", help="rate of every port, per direction (10gbit)")
     return result
 
 

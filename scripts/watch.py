@@ -3,7 +3,7 @@
     python scripts/watch.py runs/sliced                 on the login node; ends with the run, or at Ctrl-C
     python scripts/watch.py runs/sliced --once          one screen, for a pipe or a mail
 
-Reads only the run folder, and only the ends of long files, so the run is not disturbed. Needs the package rich
+Reads only the run folder, and only the ends of long files, so it does not disturb the run. Needs the package rich
 (pip install -e '.[watch]').
 
 Exit codes: 0 the run has made all its steps, or --once has printed a screen; 1 it ended early and was not resumed
@@ -22,7 +22,7 @@ from scripts.settings.training import positive
 from traces import RunError
 
 INSTALL = "pip install -e '.[watch]'"
-LONGEST_SHARE = 0.1  # of the time spent on reading the run
+LONGEST_SHARE = 0.1  # reading the run takes at most this share of the time
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -61,8 +61,8 @@ def watch(settings: argparse.Namespace) -> int:
     """Show the run until it ends, or once, and leave the last screen. Return the exit status."""
     console = new_console()
     if not settings.once and not console.is_terminal:
-        raise UserError("standard output is no terminal, whose screen is to be filled: use --once")
-    # Loading these takes a second, which --help and mistakes need not wait for.
+        raise UserError("standard output is not a terminal: use --once")
+    # Loading these modules takes a second, so --help and mistakes do not wait for it.
     from scripts.watching.curve import glyphs_for
     from scripts.watching.run_state import FINISHED, Watcher
     from scripts.watching.screen import screen
@@ -74,7 +74,7 @@ def watch(settings: argparse.Namespace) -> int:
     state = watcher.look()  # reports a mistake before the screen changes
     if not settings.once:
         state = follow(settings, watcher, state, console, drawn)
-    console.print(drawn(state, console.height - 1))  # leaves a line for the prompt
+    console.print(drawn(state, console.height - 1))  # one line less, for the prompt
     return 0 if settings.once or state.word == FINISHED else 1
 
 

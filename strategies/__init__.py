@@ -1,12 +1,12 @@
 """How gradients become updated parameters on every rank, from the simplest to the fastest.
 
-Where to start: base.py says what every strategy is given and must write, and reduce_bcast.py, sliced_in_turn.py,
-reduce_scatter.py and allreduce.py each are a page of MPI collectives. The others build on replicated.py and sharded.py:
-ring.py, tree.py and sliced.py, then hierarchical.py and hierarchical_sharded.py, which know nodes, then zero_2.py and
-zero_3.py.
+Where to start: base.py defines what every strategy gets and must define. reduce_bcast.py, sliced_in_turn.py,
+reduce_scatter.py and allreduce.py are one page of MPI collectives each. The others build on replicated.py and
+sharded.py: first ring.py, tree.py and sliced.py, then hierarchical.py and hierarchical_sharded.py, which know the
+nodes, then zero_2.py and zero_3.py.
 
 Each strategy is one file here and one line below. It declares its messages, its memory and where it runs in its traits
-(traits.py), so no other file names it. Your own strategy need not be here (docs/own-strategy.md).
+(traits.py), so no other file names it. Your own strategy can be in any folder (docs/own-strategy.md).
 """
 
 import importlib.util
@@ -52,16 +52,16 @@ STRATEGIES: dict[str, type[Strategy]] = {
         Zero3,
     )
 }
-BASELINE = ReduceBcast.name  # what advice compares with
-CONTROL = NoExchange.name  # compute alone
+BASELINE = ReduceBcast.name  # advise.py compares all strategies with it
+CONTROL = NoExchange.name  # measures compute time alone
 
 SERVERS = ("colocated", "dedicated")
-OWN_FILE = ".py"  # --strategy FILE.py: a strategy of the user's
+OWN_FILE = ".py"  # --strategy FILE.py: the user's own strategy
 AUTO = "auto"  # --strategy's default: choose by model and trial; auto:FILE,FILE also tries those files' strategies
 
 
 def find(name: str) -> type[Strategy]:
-    """Return the strategy of that name, or the one in that Python file; UserError if there is none."""
+    """Return the strategy with this name, or the strategy in this Python file; UserError if there is none."""
     if name in STRATEGIES:
         return STRATEGIES[name]
     if not name.endswith(OWN_FILE):
@@ -75,7 +75,7 @@ def is_auto(strategy: str) -> bool:
 
 
 def candidates(strategy: str, device: str) -> dict[str, type[Strategy]]:
-    """Return {--strategy's value: class} that `auto` or `auto:FILE,FILE` may choose on a device, "host" or "gpus".
+    """Return {value of --strategy: class}: what `auto` or `auto:FILE,FILE` may choose on a device, "host" or "gpus".
 
     A user's own strategy is tried wherever it can run.
     """
@@ -85,13 +85,13 @@ def candidates(strategy: str, device: str) -> dict[str, type[Strategy]]:
 
 
 def names(kinds=None) -> str:
-    """Return the names of some strategies, of all if None, for a message."""
+    """Return the names of these strategies (None: of all) for a message."""
     return ", ".join(kind.name for kind in (STRATEGIES.values() if kinds is None else kinds))
 
 
 @cache  # a file's class is made once
 def _in_file(path: Path) -> type[Strategy]:
-    """Return the one subclass of Strategy that a file defines. Without a `name` it gets the file's."""
+    """Return the one subclass of Strategy that a file defines. Without a `name` the class gets the file's name."""
     if not path.is_file():
         raise UserError(f"{path}: no such file, expected a Python file that holds a strategy")
     spec = importlib.util.spec_from_file_location(path.stem, path)

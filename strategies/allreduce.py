@@ -1,11 +1,11 @@
-"""allreduce: the sum of all gradients comes to every rank, and every rank makes the same update.
+"""allreduce: every rank receives the sum of all gradients, and makes the same update.
 
-    Allreduce(gradients);  AdamW everywhere
+    Allreduce(gradients);  AdamW on every rank
 
 Each rank holds all optimizer state (2 D) and repeats the whole update. A rank sends and receives 2 (N-1)/N D if the
-library picks a ring, or reduce-scatter and all-gather. PyTorch's DDP does the same. Use it where your MPI tunes it.
+library picks a ring, or reduce-scatter and all-gather. PyTorch's DDP does the same. Use it if your MPI is tuned for it.
 
---overlap works over NCCL only: there Replicated replaces this class, and makes a call for each bucket of backward.
+--overlap works over NCCL only: there Replicated replaces this class, and makes one call for each bucket.
 """
 
 from dist.gpu.collectives import AllreduceCall

@@ -1,4 +1,4 @@
-"""The interface of strategies: a strategy gets a Job, and defines `update`, and hooks and state if it needs them."""
+"""The interface of strategies: a strategy gets a Job and defines `update`, and if necessary hooks and `state`."""
 
 import math
 from collections.abc import Callable
@@ -17,18 +17,18 @@ from strategies.traits import Traits
 class Job:
     """The data and tools that a strategy gets.
 
-    world           this rank's place; `world.comm` has collectives for arrays in host memory, or for arrays on GPUs
-    buffers         flat float32 `parameters`, filled, and `gradients`, (size,) each, size a multiple of the ranks. The
-                    strategy's traits name their class, so they may be shared, sharded or on a GPU
+    world           this rank's place; collectives of `world.comm` take arrays in host memory, or arrays on GPUs
+    buffers         flat float32 `parameters` (initialized) and `gradients`, (size,) each; size is a multiple of the
+                    number of ranks. Depending on `traits.buffers` they are shared, sharded or on a GPU
     new_optimizer   (start, stop): an AdamW that holds state for that range only
-    sum_of_squares  (flat): a float
+    sum_of_squares  (flat): the sum of squares of a flat array, a float
     clipping        turns the sum of squares into the norm and the factor for AdamW
     tracer          tracer.phase(name, bytes=, root=) times the block inside
     server          "colocated" or "dedicated", for a strategy with a server
     new_exchange    (comm, ranges): exchanges ranges of vectors (dist/host/exchange.py, dist/gpu/exchange.py)
     final_ranges    ranges of the flat buffer in the order in which backward finishes them
     bucket_bytes    exchange during backward, in buckets of at least this size. None: exchange after backward
-    sparse          the sparse embedding gradient, if it is exchanged apart (dist/sparse_gradient.py), or None
+    sparse          the sparse embedding gradient (dist/sparse_gradient.py), or None if it is not exchanged separately
     """
 
     world: World
@@ -46,7 +46,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Updated:
-    """Float32 parameters (n,) of the flat buffer from `start` on, and the AdamW that updates them."""
+    """The float32 parameters [start, start + n) of the flat buffer, (n,), and the AdamW that updates them."""
 
     start: int
     parameters: object
@@ -60,7 +60,7 @@ class Updated:
 class Strategy:
     """How gradients become updated parameters on every rank. One subclass per file; its `name` is --strategy's value.
 
-    `workers` ranks compute gradients. This rank is number `worker` of them, or None if it computes none.
+    `workers` ranks compute gradients. `worker` is this rank's index among them, or None if it computes no gradients.
     """
 
     name: str
@@ -96,26 +96,26 @@ class Strategy:
     def gradients_final(self, start: int, stop: int) -> None:
         """Learn that backward has finished gradients [start, stop).
 
-        Called in the last microbatch's backward; in every one if the strategy does not keep gradients.
+        Called during backward of the last microbatch, or of every microbatch if the strategy keeps no gradients.
         """
 
     def progress(self) -> None:
-        """Move on exchanges that are under way, without waiting. Called after each kernel with --overlap or stages."""
+        """Advance started exchanges without waiting. Called after each kernel, with --overlap or pipeline stages."""
 
     def resumed(self) -> None:
-        """Renew memory that depends on `state`, after a checkpoint has filled state and parameters. Collective."""
+        """Refresh memory that depends on `state`, after a checkpoint has filled state and parameters. Collective."""
 
     def state(self) -> list[Updated]:
-        """Return what this rank updates. The ranges of all ranks together are the whole buffer."""
+        """Return the ranges that this rank updates. Those of all ranks together are the whole buffer."""
         return [Updated(self.own.start, self.parameters[self.own], self.optimizer)] if self.optimizer else []
 
     def errors(self):
-        """Return what rounding has taken from this rank's gradients so far, (size,) float32, or None."""
+        """Return the accumulated rounding errors of this rank's gradients, (size,) float32, or None."""
 
     def clip(self, squares: float) -> tuple[float, float | None]:
         """Return (norm, factor) as Clipping.scale does.
 
-        If the norm is not finite, also forget the rounding errors: a NaN there would enter every later sum.
+        If the norm is not finite, also reset the rounding errors: a NaN in them would enter every later sum.
         """
         norm, scale = self.clipping.scale(squares)
         errors = self.errors()

@@ -1,11 +1,11 @@
 """Base class for strategies that exchange gradient buckets as backward produces them.
 
-A bucket is a flat range that is exchanged together. Without overlap there is one bucket, the whole buffer, after
-backward. With overlap, the ranges that backward finishes are joined to buckets of at least `bucket_bytes`. Each starts
-at once, and on the host `progress` moves them on between the kernels of backward.
+A bucket is a flat range that is exchanged together. Without overlap the whole buffer is one bucket, exchanged after
+backward. With overlap, ranges that backward finishes are joined into buckets of at least `bucket_bytes`. The exchange
+of each starts at once, and on the host `progress` advances it between the kernels of backward.
 
-If the sparse embedding gradient is exchanged apart (Job.sparse), the head's buckets come first: the head is the token
-embedding as output layer. The sparse rows come last, and dist/host/sparse_exchange.py adds them to the head's sums.
+If the sparse embedding gradient is exchanged separately (Job.sparse), the buckets of the head (the token embedding as
+output layer) come first. The sparse rows come last, and dist/host/sparse_exchange.py adds them to the head's sums.
 """
 
 from dist.cost.overlap import of_buckets
@@ -14,7 +14,7 @@ from strategies.traits import Traits
 
 
 class Bucketed(Strategy):
-    """Subclasses have `exchange` and `start_bucket`; to split the embedding also `sparse_exchange`, `start_sparse`."""
+    """Subclasses define `exchange`, `start_bucket`; to split the embedding also `sparse_exchange`, `start_sparse`."""
 
     traits = Traits(wires=("float32", "bfloat16"), error_feedback=True, overlaps=True, overlap=of_buckets)
 
@@ -32,10 +32,10 @@ class Bucketed(Strategy):
         raise NotImplementedError
 
     def start_sparse(self) -> None:
-        """Start to add the sparse rows to the sums. Called once a step, after all buckets."""
+        """Start adding the sparse rows to the sums. Called once a step, after the sums of all buckets are complete."""
 
     def gradients_final(self, start, stop):
-        # Ranges become final downwards, so the one that begins where the next bucket begins completes it.
+        # Ranges become final in descending order, so the range with the same start as the next bucket completes it.
         if self.overlapping and self.started < len(self.buckets) and self.buckets[self.started][0] == start:
             self._start_next()
 
@@ -43,7 +43,7 @@ class Bucketed(Strategy):
         self.exchange.engine.progress()
 
     def finish_buckets(self) -> None:
-        """Start the remaining buckets. On return their sums may be used: on a GPU, work queued from now on waits."""
+        """Start the remaining buckets and wait for all sums. On a GPU, only work queued from now on waits for them."""
         while self.started < len(self.buckets):
             self._start_next()
         self.exchange.engine.finish()
@@ -54,7 +54,7 @@ class Bucketed(Strategy):
 
     @property
     def bytes_summed(self) -> int:
-        """Bytes that this rank gives to a step's exchange."""
+        """Bytes of gradients that this rank contributes to a step's exchange."""
         return self.gradients.nbytes + (self.sparse.nbytes if self.sparse else 0)
 
     def errors(self):
@@ -70,9 +70,9 @@ class Bucketed(Strategy):
 
 
 def plan_buckets(final_ranges, bucket_bytes: int) -> list[tuple[int, int]]:
-    """Join ranges, each of which ends where the one before begins, until a bucket holds `bucket_bytes` of float32.
+    """Join adjacent ranges, given in descending order, into buckets of at least `bucket_bytes` of float32.
 
-    The head's ranges of a split embedding come first and go down to 0. The others begin above them, in a new bucket.
+    The head's ranges of a split embedding come first and go down to 0. The other ranges lie above, in new buckets.
     """
     buckets = []
     low = high = None

@@ -1,4 +1,4 @@
-"""Check which settings go together with a strategy's traits. Each refusal says why in one line."""
+"""Check that settings agree with a strategy's traits. Each error says in one line why they do not."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from strategies import CONTROL, STRATEGIES, Strategy, names
 from strategies.traits import Traits
 
 TRANSPORTS = ("host", "gpu-aware", "nccl")
-DEVICE_TRANSPORTS = ("gpu-aware", "nccl")  # between arrays on GPUs
+DEVICE_TRANSPORTS = ("gpu-aware", "nccl")  # these exchange arrays on GPUs directly
 
 
 def worker_count(server: str, ranks: int) -> int:
@@ -16,7 +16,7 @@ def worker_count(server: str, ranks: int) -> int:
 
 
 def check_server(kind: type[Strategy], server: str, ranks: int, no_exchange: bool) -> None:
-    """Raise UserError if the strategy cannot run with this server, or if --no-exchange does not fit it."""
+    """Raise UserError if the strategy cannot run with this server, or if --no-exchange contradicts it."""
     if server not in kind.traits.servers:
         others = names_where(lambda traits: server in traits.servers)
         raise UserError(f"--server {server} with --strategy {kind.name}, which has no server: use --strategy {others}")
@@ -30,7 +30,7 @@ def check_server(kind: type[Strategy], server: str, ranks: int, no_exchange: boo
 
 
 def check_exchange(kind: type[Strategy], wire: str, error_feedback: bool, overlap: bool, op: str | None = None) -> None:
-    """Raise UserError if a flag asks for an exchange that the strategy does not have. op: None if not given."""
+    """Raise UserError if a flag asks for an exchange that the strategy does not support. op: None without --op."""
     traits = kind.traits
     if wire not in traits.wires:
         others = names_where(lambda traits: wire in traits.wires)
@@ -59,7 +59,7 @@ def check_exchange(kind: type[Strategy], wire: str, error_feedback: bool, overla
 
 
 def check_wire(wire: str, error_feedback: bool, op: str | None = None) -> None:
-    """Raise UserError if nothing is lost that --error-feedback could add, or if MPI cannot add the wire's format."""
+    """Raise UserError if --error-feedback has no rounding errors to add, or if MPI cannot sum the wire's format."""
     if error_feedback and wire == "float32":
         raise UserError(f"--error-feedback with --wire {wire}, which loses nothing: add --wire bfloat16")
     if op == "mpi" and wire != "float32":
@@ -67,14 +67,14 @@ def check_wire(wire: str, error_feedback: bool, op: str | None = None) -> None:
 
 
 def operation_of(wire: str, op: str | None) -> str:
-    """Return what MPI's collectives add with: op, else MPI's sum for a format that MPI can add."""
+    """Return the operation of MPI's collectives: `op` if given, else "mpi" where MPI can sum the format, else "own"."""
     return op or ("mpi" if wire == "float32" else "own")
 
 
 def check_rounding(kind: type[Strategy] | None, name: str, wire: str) -> None:
-    """Raise UserError for stochastic rounding of parameters that are gathered rounded to nearest.
+    """Raise UserError if stochastic rounding is asked for, but the strategy gathers parameters rounded to nearest.
 
-    kind: None if the strategy is still to be chosen.
+    kind: None if the strategy has not been chosen yet.
     """
     if wire != "float32" and (kind is None or not kind.traits.shares_sums):
         raise UserError(
@@ -86,7 +86,7 @@ def check_rounding(kind: type[Strategy] | None, name: str, wire: str) -> None:
 def device_transports(kind: type[Strategy], wire: str, overlap: bool, op: str | None = None) -> tuple[str, ...]:
     """Return the transports on which the strategy's exchange can stay on GPUs.
 
-    Only NCCL's calls are queued and go on while the GPU computes. The own operation adds in host memory.
+    Only NCCL's calls are queued and continue while the GPU computes. With --op own, sums are made in host memory.
     """
     on_gpus = kind.traits.on_gpus
     if op == "own" or on_gpus is None or ((overlap or wire != "float32") and wire not in on_gpus.exchanges):
@@ -95,7 +95,7 @@ def device_transports(kind: type[Strategy], wire: str, overlap: bool, op: str | 
 
 
 def check_transport(kind: type[Strategy], transport: str, wire: str, overlap: bool, op: str | None = None) -> None:
-    """Raise UserError if an exchange in host memory is asked to stay on the GPUs, or the other way round."""
+    """Raise UserError if an exchange cannot use this transport: between GPUs, or through host memory."""
     if transport == "host" and overlap and overlaps_over_nccl(kind):
         raise no_overlap(kind, "with --transport host")
     if transport not in DEVICE_TRANSPORTS or transport in device_transports(kind, wire, overlap, op):
@@ -118,12 +118,12 @@ def check_transport(kind: type[Strategy], transport: str, wire: str, overlap: bo
 
 
 def overlaps_over_nccl(kind: type[Strategy]) -> bool:
-    """Return whether the strategy overlaps over NCCL only, because its calls in host memory are MPI's."""
+    """Return whether the strategy overlaps over NCCL only, because it calls MPI's collectives in host memory."""
     return bool(kind.traits.on_gpus and kind.traits.on_gpus.exchanges) and not kind.traits.overlaps
 
 
 def no_overlap(kind: type[Strategy], why: str) -> UserError:
-    """Return the error for --overlap with a strategy whose calls are MPI's, and end before backward goes on."""
+    """Return the error for --overlap with a strategy that calls MPI's collectives, which block backward."""
     return UserError(
         f"--overlap with --strategy {kind.name} {why}: its calls go on during backward over NCCL alone: use "
         f"--transport nccl, or one of {overlapping()}"

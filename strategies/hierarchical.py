@@ -1,17 +1,17 @@
-"""hierarchical: the node's gradients are summed in memory its ranks share, and the nodes' sums around a ring of nodes.
+"""hierarchical: gradients are summed inside each node in shared memory, and between nodes around a ring.
 
     each bucket: for each rail a ring of nodes, which adds the gradients of all ranks of a node on the way
     AdamW: each rank on its part of the node's shared parameters
 
 A node's port carries 2 (M-1)/M D each way, the bound. Each bucket is cut into rails, as many as the smallest node has
-ranks. Local rank l of every node runs the ring of rail l, and leaves its sums in `node_sum`, the leader's gradients. A
-node holds the parameters once, in shared memory, and a rank the optimizer state of its part (2 D / ranks of the node).
-After half of the ring each sum is complete on one rank: the norm is summed while the other half travels.
+ranks. Local rank l of every node runs the ring of rail l, and writes its sums to `node_sum`, the leader's gradients. A
+node holds the parameters once, in shared memory; a rank the optimizer state of its part (2 D / ranks of the node).
+After half of the ring each sum is complete on one rank: the norm is computed during the other half.
 
-With a split embedding, the node that owns a chunk of the head's sum adds the sparse rows in it, after the ring.
+With a split embedding, the node that owns a chunk of the head's sum adds the sparse rows to this chunk after the ring.
 
-On GPUs the form is Replicated over dist/gpu/node_exchange.py. Ranks cannot read each other's GPU memory as they read a
-shared window, so messages also make the sums of a node, and each rank has all parameters.
+On GPUs Replicated runs instead, with dist/gpu/node_exchange.py. Ranks cannot read each other's GPU memory like a shared
+window, so messages are also needed for the sums inside a node, and each rank holds all parameters.
 """
 
 from dist.buffers import NodeBuffers
@@ -51,7 +51,7 @@ class Hierarchical(Bucketed):
         self.rails = range(self.comm.allreduce(world.local_size, MPI.MIN))
         self.rail = world.local_rank if world.local_rank in self.rails else None
         self.node_sum, *addends = self.node.local_gradients
-        # A rank without a rail also makes a ring, which exchanges nothing, so that it has an engine and errors, too.
+        # A rank without a rail also gets a ring, so that it has an engine and `errors`. This ring exchanges nothing.
         rail_comm = self.comm.Split(world.local_rank, world.node)
         self.exchange = job.new_exchange(rail_comm, self.buckets, addends=addends)
         self.sparse_exchange = None
@@ -77,7 +77,7 @@ class Hierarchical(Bucketed):
             self.exchange.engine.start(self._when_all_arrive(self._sparse_rail_exchange(), arrivals))
 
     def _when_all_arrive(self, exchange, arrivals):
-        """Wait for the gradients of all ranks of the node, which a rail's exchange reads."""
+        """Run a rail's exchange once the gradients of all ranks of the node, which it reads, have arrived."""
         yield self.node.arrived(self.node.local_ranks, arrivals)
         yield from exchange
 
@@ -85,7 +85,7 @@ class Hierarchical(Bucketed):
         return cut_range(start, stop, len(self.rails))[self.rail]
 
     def _cut_head(self, nodes):
-        """Return [(chunk, node)] of the head's chunks of this rail: the node owns the sum, and adds the sparse rows."""
+        """Return [(chunk, node)] for the head's chunks of this rail: the node owns the sum and adds the sparse rows."""
         if self.rail is None:
             return []
         parts = [self._of_rail(*bucket) for bucket in self.buckets if self.is_head(bucket[0])]

@@ -1,4 +1,4 @@
-"""hierarchical-sharded: the ring's reduce-scatter, AdamW on the node's shard, the ring's all-gather.
+"""hierarchical-sharded: a ring reduce-scatter between nodes, AdamW on the node's shard, a ring all-gather.
 
     each bucket: for each rail a ring reduce-scatter between nodes;  AdamW on the node's shard, each rank on its part
     each bucket: for each rail a ring all-gather of the parameters (dist/node_memory.py)
@@ -6,15 +6,15 @@
 A node's port carries 2 (M-1)/M D each way. Without --overlap a rank holds 2 D / N of optimizer state if nodes have
 equally many ranks (ZeRO-1). With rounding on the wire each rank also keeps float32 masters of its part.
 
---overlap: the all-gathers go on during the next forward, which waits for a range before it uses it. They are half of
-the exchange, but forward is a third of the compute. So ALL_REDUCED of the vector is all-reduced during backward and
-updated by every node, as in hierarchical: two thirds of the exchange come before the update, one third after it. For
-that part p of the vector, a rank holds more optimizer state: 2 D (p / ranks of its node + (1-p) / N).
+--overlap: the all-gathers go on during the next forward, which waits for each range before it uses the range. They are
+half of the exchange, but forward is only a third of the compute time. So a fraction p = ALL_REDUCED of the vector is
+all-reduced during backward and updated by every node, as in hierarchical. Two thirds of the exchange then precede the
+update. The rank's optimizer state grows to 2 D (p / ranks of its node + (1-p) / N).
 
-With a split embedding, the rows that the next step uses are gathered first, and the head last, beside all of forward.
-The head's exchange has all of backward, too. So none of it is all-reduced, and more of the other buckets is.
+With a split embedding, the rows that the next step uses are gathered first and the head last, so the head's exchange
+overlaps with all of backward and all of forward. So none of the head is all-reduced, but more of the other buckets.
 
-On GPUs the form is Sharded over dist/gpu/node_exchange.py, for the reason that hierarchical.py gives.
+On GPUs Sharded runs instead, with dist/gpu/node_exchange.py, for the reason that hierarchical.py gives.
 """
 
 from fractions import Fraction
@@ -56,7 +56,7 @@ class HierarchicalSharded(Hierarchical):
         sharded = [_own_shard(world, self._middle(*part), part[1]) for part in parts]
         replicated = [(part[0], self._middle(*part)) for part in parts if self.overlapping]
         self.squares_own = [slice(*shard) for shard in sharded + [_own_shard(world, *part) for part in replicated]]
-        wait(self.node.meet())  # the leader has filled the parameters, of which masters are copied
+        wait(self.node.meet())  # then the leader has filled the parameters, and masters can be copied
         self.sharded = [self._updated(job, *shard, has_masters=self.exchange.is_lossy) for shard in sharded]
         self.replicated = [self._updated(job, *_share_in_node(world, *part)) for part in replicated]
 
@@ -101,20 +101,20 @@ class HierarchicalSharded(Hierarchical):
             self._use_masters()
         sparse_bytes = self.sparse.next_nbytes if self.sparse else 0
         with self.tracer.phase("allgather", bytes=self.parameters.nbytes + sparse_bytes):
-            self._start_gathers()  # all ranks of the node have met since backward: nobody uses the old parameters
+            self._start_gathers()  # safe: all ranks of the node have met since backward used the old ones
             if not self.overlapping:
                 self.gathers.wait(self.gathers.count)
         return norm
 
     def _use_masters(self):
-        """Copy the masters into the parameters. Round the head at once: its rows are sent before its all-gather."""
+        """Copy the masters to the parameters, and round those of the head: its rows are sent before its all-gather."""
         for one in self.sharded if self.exchange.is_lossy else []:
             self.parameters[one.range] = one.parameters
             if self.is_head(one.start):
                 self.exchange.round_to_wire(self.parameters, one.range.start, one.range.stop)
 
     def _start_gathers(self):
-        """Start all gathers, in the order in which the next step uses what they bring."""
+        """Start all gathers, in the order in which the next step uses the gathered parameters."""
         gathers = []
         if self.sparse:
             self.sparse.fetched = True
@@ -136,7 +136,7 @@ class HierarchicalSharded(Hierarchical):
 
 
 def all_reduced_share(head: float) -> Fraction:
-    """Return how much of each other bucket to all-reduce, in 24ths, so that ALL_REDUCED of the vector is."""
+    """Return the fraction of each other bucket to all-reduce, in 24ths, to reach ALL_REDUCED of the whole vector."""
     return min(Fraction(1), Fraction(round(24 * float(ALL_REDUCED) / (1 - head)), 24))
 
 

@@ -1,6 +1,6 @@
 """none: no exchange. Every rank updates its own parameters from its own gradients, so N models drift apart.
 
-The control for the plots: its step is compute only, and what another strategy takes longer is its exchange.
+The control for comparisons: its steps only compute, so the extra time of another strategy is the cost of its exchange.
 """
 
 from strategies.base import Strategy

@@ -3,7 +3,7 @@
     Reduce(gradients) to rank 0;  rank 0: clip, AdamW;  Bcast(parameters) from rank 0
 
 Only rank 0 holds optimizer state (2 D; with --wire bfloat16 also masters, D). The port of its node carries about N D
-each way with a flat call, log2(N) D with a binomial tree, 2 to 3 D with MPICH's algorithms for long vectors. With
+each way with a flat algorithm, log2(N) D with a binomial tree, 2 to 3 D with MPICH's algorithms for long vectors. With
 server "dedicated" rank 0 computes no gradients, and N-1 ranks share the batch.
 """
 

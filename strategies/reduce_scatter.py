@@ -1,12 +1,12 @@
-"""reduce-scatter: every rank gets the sum of one block, updates it, and the blocks are gathered on all.
+"""reduce-scatter: every rank gets the gradient sum of one block and updates it; all ranks gather all blocks.
 
     Reduce_scatter_block(gradients) -> own block;  AdamW on the own block;  Allgather(parameters)
 
 The optimizer state is sharded (ZeRO-1, Rajbhandari et al. 2020): 2 D / N per rank, and D / N for the block's sum; D / N
 more for float32 masters with --wire bfloat16. Each rank sends and receives 2 (N-1)/N D, the least possible with one
-rank per node. The size of the buffers is a multiple of the ranks, so all blocks have the same size.
+rank per node. The size of the buffers is a multiple of N, so all blocks have the same size.
 
---overlap works over NCCL only: there Sharded replaces this class, and makes the calls for each bucket of backward.
+--overlap works over NCCL only: there Sharded replaces this class, and makes these calls for each bucket.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
-"""Base class for strategies that bring all sums to all ranks, where each rank makes the same update.
+"""Base class for strategies that send all gradient sums to all ranks, which all make the same update.
 
-    each bucket: all-reduce of the gradients, with the exchange that the subclass names;  AdamW everywhere
+    each bucket: all-reduce of the gradients, by the exchange that the subclass names;  AdamW on every rank
 
-Each rank holds all optimizer state (2 D). For the norm each rank squares its share of the sums, and the ranks add up
-one number each. Sparse rows of a split embedding are summed by one rank each, and go to all.
+Each rank holds all optimizer state (2 D). For the norm each rank computes the sum of squares of
+its share, and the ranks add these up. Each sparse row of a split embedding is summed by one rank and sent to all.
 """
 
 from dist.cost.sparse_rows import rows_everywhere
@@ -30,9 +30,9 @@ class Replicated(Bucketed):
         self.exchange.engine.start(self.sparse_exchange.everywhere(self.gradients))
 
     def _cut_rows(self):
-        """Return which rank adds up which sparse rows: a share of each bucket, not one stretch of the whole table.
+        """Return [(range, rank)]: the rank that adds up the sparse rows in a range, a share of each bucket per rank.
 
-        A text uses the first tokens of a vocabulary more than the last.
+        One range per rank would be uneven: text uses the first tokens of a vocabulary more often than the last.
         """
         head = [bucket for bucket in self.buckets if self.is_head(bucket[0])]
         return [(part, rank) for bucket in head for rank, part in enumerate(cut_range(*bucket, self.comm.size))]

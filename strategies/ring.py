@@ -1,10 +1,10 @@
-"""ring: an all-reduce of our own, around a ring of all ranks in their order; every rank makes the same update.
+"""ring: our own all-reduce, around a ring of all ranks in the order of their numbers; all make the same update.
 
-    ring reduce-scatter(gradients), ring all-gather(gradients);  AdamW everywhere
+    ring reduce-scatter(gradients), ring all-gather(gradients);  AdamW on every rank
 
 Each rank holds all optimizer state (2 D) and sends and receives 2 (N-1)/N D. If ranks are numbered node by node, each
-node's port carries as much: close to the bound of 2 (M-1)/M D where there are many nodes. The ring is
-dist/host/host_ring.py, and dist/gpu/device_ring.py between GPUs.
+node's port carries as much: with many nodes this is close to the bound of 2 (M-1)/M D. The ring is in
+dist/host/host_ring.py, for GPUs in dist/gpu/device_ring.py.
 """
 
 from dist.cost.messages import ring_of_ranks

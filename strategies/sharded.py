@@ -1,8 +1,8 @@
-"""Base classes for strategies that update a part of each range of the parameters, and then gather all parts.
+"""Base classes for strategies where each rank updates its part of each range, and all ranks gather all parts.
 
     each range: reduce-scatter of its gradients;  AdamW on the own part;  each range: all-gather of its parameters
 
-A rank holds the optimizer state of its parts, 2 D / N where all ranks own alike. With rounding on the wire it also
+A rank holds the optimizer state of its parts, 2 D / N if all ranks own equally much. With rounding on the wire it also
 holds float32 masters of its parts (D / N): rounded parameters cannot accumulate small updates.
 """
 
@@ -13,23 +13,23 @@ from strategies.bucketed import Bucketed
 
 
 class ShardedUpdate(Strategy):
-    """A subclass has `exchange`, and `overlapping`: whether all-gathers go on during the next forward, which waits for
-    a range before it uses it. `phases` names the two halves for the tracer."""
+    """A subclass defines `exchange`, and `overlapping`: whether all-gathers go on during the next forward, which waits
+    for each range before it uses the range. `phases` names the two halves of the exchange for the tracer."""
 
     phases = "reduce_scatter", "allgather"
 
     def _divide(self, job, ranges, sums: OwnedParts) -> None:
-        """Set up own parts and optimizers. ranges: of the parameters, upwards. sums: room for the own sums."""
+        """Set up own parts and optimizers. ranges: of the parameters, ascending. sums: buffers for the own sums."""
         self.ranges = ranges
         self.sums = sums
         bounds = {part: own for part, own in sums.bounds.items() if own[0] < own[1]}
         self.optimizers = {part: job.new_optimizer(*own) for part, own in bounds.items()}
         self.own = self._own_parameters(job)
-        self.gathering = {}  # the all-gather of each range that is under way, in the order in which they began
+        self.gathering = {}  # {range: its all-gather} of those in flight, in the order in which they started
 
     @property
     def _has_masters(self) -> bool:
-        """Whether this rank keeps its parts beside the parameters, because those are rounded on the wire."""
+        """Whether this rank keeps float32 masters of its parts, because `parameters` are rounded on the wire."""
         return self.exchange.is_lossy
 
     def _own_parameters(self, job):
@@ -48,7 +48,7 @@ class ShardedUpdate(Strategy):
                 self.exchange.engine.finish(self.gathering.pop(part))
 
     def update(self, lr):
-        """Update the own parts from the sums, and gather them on all ranks, or begin to."""
+        """Update the own parts from the sums, and gather them on all ranks (with overlap: start to gather them)."""
         with self.tracer.phase("allreduce", bytes=8):
             (squares,) = sum_everywhere(self.comm, self.sum_of_squares(self.sums.flat))
         with self.tracer.phase("update"):
@@ -87,7 +87,7 @@ class ShardedUpdate(Strategy):
 
 
 class Sharded(Bucketed, ShardedUpdate):
-    """Sharded bucket by bucket. Between GPUs each exchange is one queued call."""
+    """The base class for strategies that shard each bucket. Between GPUs each exchange is one queued call."""
 
     def __init__(self, job):
         super().__init__(job)

@@ -1,15 +1,15 @@
-"""sliced: the flat buffer is cut into N slices, and rank r is the server of slice r, all of them at once.
+"""sliced: the flat buffer is cut into N slices, and rank r is the server of slice r; all calls are in flight at once.
 
     for each r: Ireduce(gradients[slice r]) to r;  AdamW on the own slice;  for each r: Ibcast(parameters[slice r])
 
-It sends as many bytes as reduce-bcast, spread over all nodes' ports, both ways: while a rank receives its slice it
-sends its gradients of the other slices. Each rank holds the optimizer state of its slice, 2 D / N if nodes have equally
-many ranks. All updates wait for all slices, because they need the norm of the whole gradient. The calls are in
-dist/host/rooted.py.
+It sends as many bytes as reduce-bcast, spread over all nodes' ports and both directions: while a rank receives its
+slice it sends its gradients of the other slices. Each rank holds the optimizer state of its slice, 2 D / N if nodes
+have equally many ranks. All updates wait for all slices, because they need the norm of the whole gradient. The calls
+are in dist/host/rooted.py.
 
 --overlap: each bucket that backward finishes is sliced like this, and the broadcasts go on during the next forward.
 
-On GPUs the form is SlicedInTurn: NCCL's calls run one after another on their stream."""
+On GPUs SlicedInTurn runs instead: NCCL's calls run one after another on their stream."""
 
 from dist.cost.memory import Memory
 from dist.cost.messages import NORM, in_turn, rooted_calls_together

@@ -1,10 +1,10 @@
-"""sliced-in-turn: the flat buffer is cut into N slices, and rank r is the root of slice r; the calls are made in turn.
+"""sliced-in-turn: the flat buffer is cut into N slices, and rank r is the root of slice r; one call runs at a time.
 
     for each r: Reduce(gradients[slice r]) to r;  AdamW on the own slice;  for each r: Bcast(parameters[slice r])
 
 It sends as many bytes as reduce-bcast, spread over the nodes' ports. Each rank holds 1/N of the optimizer state,
 2 D / N. The N calls run one after another, so at any moment the port of one root's node is full and the others are
-idle. Compare it with `sliced`, which has all calls under way at once.
+idle. Compare it with `sliced`, which has all calls in flight at once.
 """
 
 from dist.cost.memory import Memory

@@ -1,4 +1,4 @@
-"""What a strategy declares about itself, so that no file outside strategies/ needs to know its name."""
+"""The properties that a strategy declares, so that no file outside strategies/ needs to know its name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -18,36 +18,36 @@ from dist.world import World
 class OnGpus:
     """How a strategy exchanges arrays that lie on GPUs.
 
-    exchanges: by --wire, the class that exchanges ranges there (dist/gpu). Empty for a strategy that calls the
-    communicator itself: such calls send float32, after backward.
+    exchanges: {value of --wire: the class that exchanges ranges between GPUs (dist/gpu)}. Empty for a strategy that
+    calls the communicator itself: such calls send float32, after backward.
     """
 
     exchanges: dict[str, type] = field(default_factory=dict)
-    form: type | None = None  # the class that runs on GPUs, if it is not the strategy's own
-    overlapped: type | None = None  # the class that runs with --overlap, where each bucket must be a call of its own
+    form: type | None = None  # the class that runs on GPUs, if it is not the strategy's class
+    overlapped: type | None = None  # the class for --overlap, if each bucket must be a separate call
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What others may know of a strategy without running it."""
+    """Properties of a strategy that other code can read without running it."""
 
-    line: str = ""  # what it does, for tables
-    exchanges: bool = True  # False: every rank trains a model of its own
-    servers: tuple[str, ...] = ("colocated",)  # values of --server that it takes
-    wires: tuple[str, ...] = ("float32",)  # values of --wire
-    operations: tuple[str, ...] = ()  # values of --op: what its MPI collectives add with; empty if it calls none
-    error_feedback: bool = False  # whether it can add what rounding lost to the next step's gradients
+    line: str = ""  # what the strategy does, for tables
+    exchanges: bool = True  # False: every rank trains its own model
+    servers: tuple[str, ...] = ("colocated",)  # accepted values of --server
+    wires: tuple[str, ...] = ("float32",)  # accepted values of --wire
+    operations: tuple[str, ...] = ()  # accepted values of --op; empty if it calls no MPI collectives
+    error_feedback: bool = False  # whether it can add rounding errors to the next step's gradients
     overlaps: bool = False  # whether it can exchange during backward, in host memory
-    splits_embedding: bool = False  # whether it can exchange the sparse embedding gradient apart (Job.sparse)
-    shares_sums: bool = False  # whether only sums of gradients travel, and each rank makes its parameters from them
-    keeps_gradients: bool = True  # False: it takes each microbatch's gradients away as they become final
+    splits_embedding: bool = False  # whether it accepts Job.sparse, the sparse embedding gradient
+    shares_sums: bool = False  # whether it sends gradient sums only, never parameters
+    keeps_gradients: bool = True  # False: it exchanges the gradients of every microbatch as they become final
     knows_nodes: bool = False  # whether its messages depend on which ranks share a node
     auto: tuple[str, ...] = ()  # where --strategy auto may choose it: "host", "gpus"
-    memory: Memory = field(default_factory=Memory)  # what a rank holds
-    buffers: type = OwnBuffers  # the class that makes its parameters and gradients
-    host_exchange: type = RingExchange  # the class that exchanges ranges in host memory, if it does not call MPI's
+    memory: Memory = field(default_factory=Memory)  # formulas of the memory of a rank
+    buffers: type = OwnBuffers  # the class that allocates its parameters and gradients
+    host_exchange: type = RingExchange  # exchanges ranges in host memory, unless it calls MPI's collectives
     on_gpus: OnGpus | None = None  # None: it exchanges through host memory
-    messages: Callable | None = None  # (dist.cost.messages.Setting): its message schedule, to predict its time
+    messages: Callable | None = None  # (dist.cost.messages.Setting): its messages, to predict their time
     sparse_messages: Callable | None = None  # (dist.cost.sparse_rows): the messages of the sparse embedding gradient
     overlap: Callable[[Training], Overlap | None] = lambda training: None  # what --overlap hides
 
@@ -56,7 +56,7 @@ class Traits:
         return replace(self, **fields)
 
     def item_bytes(self, wanted: int) -> int:
-        """Return `wanted`, the bytes of one gradient on the wire, if the strategy can send it; else float32's."""
+        """Return `wanted`, a gradient's bytes on the wire, if the strategy supports this format; else float32's 4."""
         return wanted if wanted in (WIRE_BYTES[wire] for wire in self.wires) else VECTOR_BYTES
 
     def new_operation(self, wire_format: WireFormat) -> MpiSum | OwnSum:

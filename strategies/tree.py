@@ -1,10 +1,10 @@
-"""tree: an all-reduce of our own, half of the vector up and down each of two binary trees of all ranks.
+"""tree: our own all-reduce over two binary trees of all ranks, each of which carries half of the vector.
 
-    for each tree: sum its half of the gradients up to its root, send it down again;  AdamW everywhere
+    for each tree: reduce its half of the gradients to its root, broadcast the sum;  AdamW on every rank
 
-Each rank holds all optimizer state (2 D). A rank inside one tree sends and receives 2 D: more than around the ring, in
-2 log2(N) dependent messages instead of 2 (N-1). Use it for many ranks and small models.
-The trees are dist/host/host_tree.py, and dist/gpu/device_tree.py between GPUs.
+Each rank holds all optimizer state (2 D). A rank that is interior in one tree sends and receives 2 D, more than in a
+ring, but in 2 log2(N) dependent messages instead of 2 (N-1). Use it for many ranks and small models.
+The trees are in dist/host/host_tree.py, for GPUs in dist/gpu/device_tree.py.
 """
 
 from dist.cost.messages import two_trees
@@ -18,7 +18,7 @@ class Tree(Replicated):
     name = "tree"
     traits = Replicated.traits.changed(
         line="two binary trees of all ranks",
-        auto=("host",),  # between GPUs, NCCL's own all-reduce takes trees where they are faster
+        auto=("host",),  # between GPUs, NCCL's own all-reduce uses trees if they are faster
         host_exchange=TreeExchange,
         on_gpus=OnGpus({"float32": DeviceTree, "bfloat16": DeviceTree}),
         messages=two_trees,

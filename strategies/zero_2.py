@@ -1,13 +1,13 @@
-"""zero-2: a rank holds the optimizer state and the summed gradients of its part alone (Rajbhandari et al. 2020).
+"""zero-2: a rank holds optimizer state and gradient sums only for its part (Rajbhandari et al. 2020).
 
-    each range that backward finishes, in each microbatch:  ring reduce-scatter, the own part added to a sum
+    each range that backward finishes, in each microbatch:  ring reduce-scatter, which adds to the own part's sum
     AdamW on the own part of each range;  each range: ring all-gather of the parameters
 
---overlap: the all-gathers go on during the next forward, which waits for the all-gather of a range before it uses it.
+--overlap: the all-gathers go on during the next forward, which waits for each range before it uses the range.
 
 The ranges are the layers, the embeddings, the final LayerNorm; each is cut among all ranks. A rank holds D parameters
-and, for its parts, 3 D / N: sums and moments. No gradient vector is whole: layers write their gradients to two buffers
-in turn: one travels while the next is computed (--overlap), and the embeddings have a buffer of their own. Each rank
+and, for its parts, 3 D / N: sums and moments. No rank holds a complete gradient vector. Layers write their gradients to
+two buffers in turn: one is sent while the next is computed (--overlap). The embeddings have their own buffer. Each rank
 sends and receives (N-1)/N D per microbatch, and as much per step for the parameters. With rounding on the wire a rank
 also keeps its part of the parameters in float32 (D / N).
 """
@@ -23,9 +23,9 @@ from strategies.traits import OnGpus, Traits
 
 
 def ranges_exchanged(ranges: int, microbatches: int) -> list[tuple[str, int]]:
-    """Return ("reduce-scatter" or "all-gather", index of the range) of one step, in order.
+    """Return the exchanges of one step in order: ("reduce-scatter" or "all-gather", index of the range).
 
-    ranges: how many, in the order of the flat buffer; 0 for many small ones, for which range 0 stands.
+    ranges: the number of ranges, in the order of the flat buffer; 0: many small ranges, listed together as range 0.
     """
     ranges = max(ranges, 1)
     backward = [("reduce-scatter", index) for index in reversed(range(ranges))]
@@ -56,7 +56,7 @@ class Zero2(ShardedUpdate):
 
     def gradients_final(self, start, stop):
         if start not in self.whole_ranges:
-            return  # the second half of a layer: it travels with the first, which comes later
+            return  # the second half of a layer: it is sent with the first half, which comes later
         stop = self.whole_ranges[start]
         with self.tracer.interruption("reduce_scatter", bytes=4 * (stop - start)):
             engine = self.exchange.engine

@@ -1,12 +1,12 @@
-"""zero-3: parameters, too, are held in parts, and a layer's are gathered for forward and again for backward.
+"""zero-3: zero-2 with sharded parameters too: each layer gathers its parameters for forward and again for backward.
 
     before a layer, in forward and in backward:  ring all-gather of its parameters (--overlap: one layer ahead)
     gradients as in zero-2;  AdamW on the own part of each range;  no gather after the update
 
-A rank holds 4 D / N: its parts of parameters, sums and moments. Beside them it holds two layers' parameters and two
-layers' gradients, in buffers that all layers use in turn. The embeddings are gathered once a step and stay until the
-next update: the head needs them from the end of forward to the start of backward, where their gradient is made, so to
-free them in between would not lower the peak. Each rank sends and receives about 3 (N-1)/N D per microbatch: layers
+A rank holds 4 D / N: its parts of parameters, sums and moments. It also holds the parameters and gradients of two
+layers, in buffers that all layers use in turn. The embeddings are gathered once a step and stay until the next update.
+The head needs them from the end of forward to the start of backward, where their gradient is computed, so freeing them
+in between would not lower the peak. Each rank sends and receives about 3 (N-1)/N D per microbatch: layers
 that are still in memory when forward turns to backward are not gathered again.
 """
 
@@ -18,9 +18,9 @@ from strategies.zero_2 import Zero2
 
 
 def ranges_exchanged(ranges: int, microbatches: int) -> list[tuple[str, int]]:
-    """Return zero_2's steps, with an all-gather before each use of parameters that no slot still holds.
+    """Return the exchanges of one step as in zero_2, with an all-gather before each use of a range that no slot holds.
 
-    The first range and the last have slots of their own and are gathered once a step.
+    The first and the last range have their own slots and are gathered once a step.
     """
     if not ranges:
         return [("all-gather", 0), ("all-gather", 0), ("reduce-scatter", 0)] * microbatches
@@ -39,7 +39,7 @@ def ranges_exchanged(ranges: int, microbatches: int) -> list[tuple[str, int]]:
 
 
 def overlap(training):
-    """Let gathers overlap, too, in all microbatches, except the embeddings', whose parameters are used first."""
+    """Let gathers overlap in all microbatches, except for the embeddings, whose parameters are used first."""
     steps = ranges_exchanged(len(training.ranges), training.micro_steps)
     ranges = training.ranges or (training.parameters,)
     vectors = sum(ranges[index] for _, index in steps) / training.parameters
@@ -55,12 +55,12 @@ class Zero3(Zero2):
         messages=lambda setting: rings_of_ranges(setting, ranges_exchanged(len(setting.ranges), setting.micro_steps)),
         overlap=overlap,
     )
-    _has_masters = True  # the ranges in use take turns in the same memory
+    _has_masters = True  # gathered ranges share slots, so a rank's part needs its own memory
 
     def __init__(self, job):
         super().__init__(job)
         self.position = 0
-        self.gathered = {}  # {slot: the range that is there or on its way}
+        self.gathered = {}  # {slot: the range that it holds or that is being gathered into it}
 
     def _own_parameters(self, job):
         return job.buffers.own
@@ -86,7 +86,7 @@ class Zero3(Zero2):
         return self.gathered.get(self.parameters.slot_of[part]) == part
 
     def _gather(self, part):
-        """Start a range's all-gather into its slot, unless it is gathered or under way."""
+        """Start the all-gather of a range into its slot, unless the range is there or being gathered."""
         if not self._is_gathered(part):
             self.gathered[self.parameters.slot_of[part]] = part
             self.gathering[part] = self.exchange.engine.start(self._all_gather(*part))

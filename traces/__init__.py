@@ -1,9 +1,9 @@
 """Phase timers, trace files, analysis and plots. Knows names and times; imports nothing of GPT-2 or MPI.
 
-units.py  numbers with their units
-record/   for training loop and strategies: Tracer, phases on a GPU's stream, the files they write
+units.py  numbers with units
+record/   used by training loop and strategies: Tracer, phases on a GPU's stream, trace files
 read/     read and check a run folder: seconds by step, rank and phase; waits; efficiencies; bytes through ports
-verdict/  the summary of a run and its place among others; what slows its steps: evidence, rules, the verdict
+verdict/  what slows a run's steps: evidence, rules, diagnosis; also summaries and rankings of several runs
 plots/    figures, one subject in each file
 export/   Paraver, Chrome's JSON for Perfetto, OTF2
 

@@ -1,4 +1,4 @@
-"""Format numbers with their units, for sentences, tables and figures."""
+"""Format numbers with units, for sentences, tables and figures."""
 
 
 def count_text(number: int, noun: str, ending: str = "s") -> str:

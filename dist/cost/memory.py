@@ -1,8 +1,8 @@
 """Bytes that a rank holds under a strategy: parameters, gradients and AdamW's two moments, all float32.
 
-A strategy declares them as formulas in units of one vector of all parameters, for N ranks on M nodes, L on the smallest
-node. The formulas give the rank that holds most. Activations, landing buffers of segments and parameters gathered for a
-layer at a time come on top.
+A strategy declares them as formulas in units of one vector of all parameters, for N ranks on M nodes, with L ranks on
+the smallest node. The formulas describe the rank that holds most. They omit activations, receive buffers for segments,
+and parameters gathered for a layer at a time.
 """
 
 import math
@@ -10,15 +10,15 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-VECTOR_BYTES = 4  # of one parameter
-TERM = re.compile(r"(\d+|N|M|L)(?:/(\d*)([NML]+))?")  # of a formula
+VECTOR_BYTES = 4  # bytes of one parameter
+TERM = re.compile(r"(\d+|N|M|L)(?:/(\d*)([NML]+))?")  # one term of a formula
 
 
 @dataclass(frozen=True)
 class Memory:
-    """parameters, gradients, optimizer: formulas such as "1 + 1/N". overlapped: the optimizer's with --overlap, if it
-    differs. shared_in_node: a node's ranks hold parameters once, in shared memory, counted on its leader. on_server:
-    rank 0 alone holds the optimizer's moments. ValueError for a malformed formula."""
+    """parameters, gradients, optimizer: formulas such as "1 + 1/N". overlapped: the optimizer formula with --overlap,
+    if it differs. shared_in_node: the ranks of a node share one copy of the parameters, counted on the leader.
+    on_server: rank 0 alone holds the optimizer's moments. ValueError for a malformed formula."""
 
     parameters: str = "1"
     gradients: str = "1"
@@ -45,7 +45,7 @@ class Memory:
         return RankMemory(*map(int, amounts), formula=" + ".join(formulas))
 
     def of_node(self, parameters: int, members: int, ranks: int, nodes: int, overlap: bool = False) -> int:
-        """Return the bytes that `members` ranks of a node hold together at most."""
+        """Return the most bytes that `members` ranks of a node hold together."""
         held = self.of_rank(parameters, ranks, nodes, overlap)
         copies = 1 if self.shared_in_node else members
         optimizers = 1 if self.on_server else members
@@ -66,7 +66,7 @@ class RankMemory:
         return self.parameters + self.gradients + self.optimizer
 
     def updated_share(self, parameters: int) -> float:
-        """Return the part of the vector that this rank updates: it holds the two moments of that part."""
+        """Return the fraction of the vector that this rank updates: it holds the two moments of that fraction."""
         return self.optimizer / (2 * VECTOR_BYTES * parameters)
 
 

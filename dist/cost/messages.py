@@ -2,7 +2,7 @@
 
 A strategy declares its message schedule as a function of a Setting (strategies/base.py). The functions here build such
 schedules: rings and trees of point-to-point messages, and calls of MPI's collectives, whose messages depend on the
-library's choice (mpi_choices.py). Each returns (stages, names of the MPI library's algorithms).
+algorithm that the library picks (mpi_choices.py). Messages are (stages, names of the MPI library's algorithms).
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from dist.host.rooted import PIECE_SEGMENTS, WINDOW
 from dist.probe.links import LEAST_SEGMENT_BYTES
 from dist.ranges import cut, cut_by_node
 
-# Rooted calls: up to MOST_ROOTS roots are modelled one by one. Otherwise FEW_ROOTS evenly spread roots stand for all.
+# Rooted calls: up to MOST_ROOTS roots are modelled one by one. Of more, FEW_ROOTS evenly spaced ones represent all.
 MOST_ROOTS = 64
 FEW_ROOTS = 16
 
@@ -32,10 +32,10 @@ NORM: Messages = ([barrier()], [])
 class Setting:
     """The vector that is exchanged, and the ranks that exchange it.
 
-    placement: node of each rank, (ranks,), numbered from 0, none empty. elements: of the vector. item: bytes of one
-    element as it travels. library: of mpi_choices.LIBRARIES. ranges: elements of each range, in order, if a strategy
-    exchanges range by range; () if not known. micro_steps: of one step. own_operation: whether MPI's collectives add by
-    --op own, always true if items are not float32.
+    placement: node of each rank, (ranks,); nodes are numbered from 0, none is empty. elements: length of the vector.
+    item: bytes of one element on the wire. library: one of mpi_choices.LIBRARIES. ranges: elements of each range, in
+    order, if a strategy exchanges range by range; () if unknown. micro_steps: microbatches per step. own_operation:
+    whether MPI's collectives add with --op own; always true if items are not float32.
     """
 
     placement: np.ndarray
@@ -66,19 +66,19 @@ class Setting:
         return self.item * np.array([stop - start for start, stop in bounds], np.int64)
 
     def call(self, collective: str, size: int, root: int = 0) -> Messages:
-        """Make one MPI collective of `size` bytes. UnknownChoice if the library's algorithm is not known."""
+        """Return the messages of one MPI collective of `size` bytes. UnknownChoice if its algorithm is unknown."""
         built_in = self.item == VECTOR_BYTES and not self.own_operation
         return resolve(MpiCall(self.library, collective, self.ranks, self.placement, size, root, built_in))
 
 
 def in_turn(*calls: Messages) -> Messages:
-    """Join the calls' stages, one after another, and the names of their algorithms, each once."""
+    """Concatenate the stages of calls, and the names of their algorithms without duplicates."""
     stages = [stage for stages, _ in calls for stage in stages]
     return stages, list(dict.fromkeys(name for _, names in calls for name in names))
 
 
 def rooted_calls(setting: Setting, collective: str) -> list[Messages]:
-    """List one call of a rooted collective per rank, which is the root of its own slice of the vector."""
+    """Return one call of a rooted collective per rank; each rank is the root of its own slice of the vector."""
     slices = setting.blocks(len(setting.placement))
     calls = []
     for root, alike in roots_of(len(slices)):
@@ -88,9 +88,9 @@ def rooted_calls(setting: Setting, collective: str) -> list[Messages]:
 
 
 def rooted_calls_together(setting: Setting, collective: str) -> Messages:
-    """Make one stage of rooted calls for pieces of the slices, WINDOW of them under way (dist/host/rooted.py)."""
+    """Return one stage for rooted calls on pieces of the slices, WINDOW calls under way (dist/host/rooted.py)."""
     slices = [stop - start for start, stop in cut_by_node(setting.placement.tolist(), 0, setting.elements)]
-    piece = PIECE_SEGMENTS * LEAST_SEGMENT_BYTES // setting.item  # elements, as over slow links
+    piece = PIECE_SEGMENTS * LEAST_SEGMENT_BYTES // setting.item  # elements, with the segments of slow links
     pieces = max(1, -(-max(slices) // piece))
     messages = []
     names = []
@@ -112,7 +112,7 @@ def rooted_calls_together(setting: Setting, collective: str) -> Messages:
 
 
 def roots_of(ranks: int) -> list[tuple[int, int]]:
-    """Return (root, number of roots alike that it stands for) of rooted calls, one for each rank."""
+    """Return (root, number of roots that it represents) of rooted calls, one for each rank."""
     stretches = cut(ranks, ranks if ranks <= MOST_ROOTS else FEW_ROOTS)
     return [((start + stop - 1) // 2, stop - start) for start, stop in stretches]
 
@@ -134,7 +134,7 @@ def ring_all_gather(members: np.ndarray, blocks: np.ndarray) -> list[Stage]:
 
 
 def ring_of(members: np.ndarray, blocks: np.ndarray) -> Messages:
-    """Make a ring reduce-scatter and all-gather of these ranks. blocks: bytes of each member's part, (members,)."""
+    """Return a ring reduce-scatter and all-gather of these ranks. blocks: bytes of each member's part, (members,)."""
     return ring_reduce_scatter(members, blocks) + ring_all_gather(members, blocks), []
 
 
@@ -152,7 +152,7 @@ def ring_of_nodes(setting: Setting) -> Messages:
 def rings_of_ranges(setting: Setting, steps: list[tuple[str, int]]) -> Messages:
     """Send the ranges one by one around the ring of all ranks. steps: ("reduce-scatter" or "all-gather", range index).
 
-    Without known ranges the whole vector, range 0, stands for many small ones.
+    If the ranges are unknown, range 0 is the whole vector.
     """
     ring = {"reduce-scatter": ring_reduce_scatter, "all-gather": ring_all_gather}
     count = len(setting.placement)
@@ -176,7 +176,7 @@ def two_trees(setting: Setting) -> Messages:
 
 
 def message_schedule(messages: Callable[[Setting], Messages], setting: Setting) -> Messages:
-    """Return a strategy's messages of one step; none on one rank.
+    """Return a strategy's messages for one step; none on a single rank.
 
     UnknownChoice if the library's algorithm is not known. Bytes of rooted calls on more than MOST_ROOTS ranks are
     estimates.

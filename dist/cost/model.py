@@ -2,12 +2,12 @@
 
 Stages of messages (stages.py) are replayed (replay.py), each rank at its own pace: ranks of one node share a port, a
 rooted or blocking call keeps one port busy while others wait, and a rank that is done early begins the next call. A
-pipeline of segments, in which no rank gets ahead, lasts as long as its busiest port in the busier direction, plus a
+pipeline of segments, in which no rank gets ahead, takes as long as its busiest port, in the busier direction, plus a
 latency for each dependent step. If there are too many messages to replay, every stage is computed like such a pipeline:
 the alpha-beta-gamma model of Thakur et al. (mpi_algorithms.py) with the node's port in place of the rank.
 
-Not modelled: chance (MPICH's Allreduce of 8 MB on 4 hosts took 0.28 to 0.59 s), and waiting for a core where ranks that
-spin outnumber the cores.
+Not modelled: random variation (an Allreduce of 8 MB on 4 hosts took MPICH 0.28 to 0.59 s), and waits for a core if
+spinning ranks outnumber the cores.
 """
 
 from collections.abc import Callable
@@ -26,9 +26,9 @@ from dist.cost.stages import Stage, node_traffic
 # An Ethernet frame of 1514 bytes carries 1448 bytes of TCP data. 24 more bytes are on the wire, but a shaper does not
 # count them. Headers stretch the time by 1.045, as in every long transfer on the virtual cluster.
 TCP_HEADERS = 1514 / 1448
-# A replay costs some microseconds for each turn of a message in a port's queue, times the messages under way then.
+# Each turn of a message in a port's queue costs the replay a few microseconds for each message under way at that time.
 MOST_REPLAYED = 500_000  # messages times ranks
-MOST_TURNS = 2_500_000  # times ranks: larger exchanges move more bytes in a turn
+MOST_TURNS = 2_500_000  # turns times ranks; larger exchanges move more bytes in a turn
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Cluster:
     """Ranks, nodes, and the rates at which bytes move.
 
     placement: node of each rank. rate_in, rate_out: bytes/s of the nodes' ports, one number or one per node. latency_s:
-    of one message between nodes, software included. tcp: whether two ranks share one TCP connection (replay.py).
-    nominal: whether the rates are the links' own, TCP/IP's headers included; else they are measured on plain bytes.
+    of one message between nodes, including software. tcp: whether two ranks share one TCP connection (replay.py).
+    nominal: whether the rates are link speeds, which include TCP/IP headers; measured rates count payload only.
     local_rate, local_reduce_rate: bytes/s at which an MPI call moves, or sums, a vector between two ranks of a node.
-    add_rate: bytes/s at which a rank adds received data. The defaults of these three are a free core's: measure them
-    where ranks share cores. queue_bytes: bytes of one message that a port accepts before it serves the next (TCP's
+    add_rate: bytes/s at which a rank adds received data. The defaults of these three are for a free core: measure them
+    if ranks share cores. queue_bytes: bytes of one message that a port accepts before it serves the next message (TCP's
     window and the port's queue); 0.5 MB fits the times on the virtual cluster best.
     """
 
@@ -66,7 +66,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds and bytes of an exchange. bytes_in, bytes_out: int64 (nodes,). algorithms: names of the MPI library's."""
+    """Seconds and bytes of an exchange. bytes_in, bytes_out: int64 (nodes,). algorithms: of the MPI library."""
 
     seconds: float
     bytes_in: np.ndarray
@@ -82,7 +82,7 @@ class Prediction:
 
 
 def predict(messages: Callable[[Setting], Messages], cluster: Cluster, setting: Setting) -> Prediction:
-    """Predict one step's exchange between the ranks of the cluster. Errors: message_schedule's.
+    """Predict one step's exchange between the ranks of the cluster. Raise the errors of message_schedule.
 
     A dedicated server changes nothing here: it takes part in every call, as the other ranks do.
     """
@@ -91,7 +91,7 @@ def predict(messages: Callable[[Setting], Messages], cluster: Cluster, setting: 
 
 
 def predict_rows(messages: SparseMessages, cluster: Cluster, rows: Rows, library: str) -> Prediction:
-    """Predict the exchange of a sparse embedding gradient that travels apart from the vector."""
+    """Predict the exchange of a sparse embedding gradient that is sent separately from the vector."""
     stages = messages(np.asarray(cluster.placement), rows) if len(cluster.placement) > 1 else []
     return _prediction(stages, cluster, library, [])
 
@@ -108,7 +108,7 @@ def lower_bound_s(cluster: Cluster, size_bytes: int) -> float:
 
 
 def exchange_seconds(stages: list[Stage], cluster: Cluster, library: str) -> float:
-    """Return the seconds of all stages, and replay those that are not all_together. library: gives the protocols."""
+    """Return the seconds of all stages; replay those that are not all_together. library: decides the protocols."""
     ranks = len(cluster.placement)
     apart = [stage for stage in stages if not stage.all_together]
     if ranks * sum(stage.repeat * len(stage.size) for stage in apart) > MOST_REPLAYED:
@@ -125,8 +125,8 @@ def exchange_seconds(stages: list[Stage], cluster: Cluster, library: str) -> flo
 
 
 def links_of(cluster: Cluster, library: str, least_queue_bytes: float = 0.0) -> Links:
-    """Return the cluster's links with the library's protocols. least_queue_bytes: raises the cluster's queue_bytes, to
-    replay many bytes more coarsely."""
+    """Return the cluster's links with the library's protocols. least_queue_bytes: a lower bound of queue_bytes: with a
+    larger queue the replay of many bytes is coarser, and faster."""
     return Links(
         np.asarray(cluster.placement), cluster.port_seconds(cluster.rate_in), cluster.port_seconds(cluster.rate_out),
         cluster.latency_s, 1 / cluster.local_rate, 1 / cluster.local_reduce_rate, 1 / cluster.add_rate,
@@ -152,7 +152,7 @@ def stage_seconds(stage: Stage, cluster: Cluster) -> float:
 
 
 def beside_ports(stage: Stage, cluster: Cluster) -> tuple[float, float]:
-    """Return (the stage's least seconds, for moving inside nodes and adding; seconds to add to its ports' time)."""
+    """Return (the stage's least seconds, for messages in nodes and additions; seconds to add to its port time)."""
     nodes = np.asarray(cluster.placement)
     crosses = nodes[stage.source] != nodes[stage.destination]
     local_rate = cluster.local_reduce_rate if stage.added else cluster.local_rate

@@ -1,13 +1,13 @@
-"""Seconds and bytes of a step where ranks share models: tensor-parallel shards, pipeline stages, replicas.
+"""Seconds and bytes of a step in which ranks share models: tensor-parallel shards, pipeline stages, replicas.
 
-A microbatch takes a stage tau seconds, forward and backward, its sums over shards included; there are m microbatches
-and p stages. A hop is a message from a stage to the next. Where hops are short beside tau, a step lasts
+A stage takes tau seconds for a microbatch's forward and backward, sums over shards included; there are m microbatches
+and p stages. A hop is a message from a stage to the next. If hops are short compared with tau, a step takes
 
     (m - 1) max tau + sum tau + 2 (p - 1) hop + the exchange of the replicas
 
 (Huang et al. 2019, Narayanan et al. 2021). `simulate` follows each stage's list of actions, and models three more
-effects: under 1F1B a long stage that is not the last waits less, as it has other microbatches to work on; with few
-microbatches under way, each of them shows its hops; and the head, which travels between the first stage and the last,
+effects: under 1F1B a slow stage that is not the last waits less, because it has other microbatches to work on; with few
+microbatches under way, the hops of each are exposed; and the head, which travels between the first stage and the last,
 may be late."""
 
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ import numpy as np
 
 from dist.cost.model import Cluster
 
-Plan = Sequence[tuple[str, int]]  # of a stage: ("forward" or "backward", number of the microbatch), in order
+Plan = Sequence[tuple[str, int]]  # a stage's actions in order: ("forward" or "backward", microbatch)
 
 
 @dataclass(frozen=True)
 class Head:
     """The token embedding, which the first stage sends to the last, and its gradient, which comes back.
 
-    message_s: time of either message; share: part of the last stage's computing that the head takes, after its layers
-    in forward and before them in backward.
+    message_s: seconds of either message. share: fraction of the last stage's compute time that the head takes; it
+    follows the stage's layers in forward and precedes them in backward.
     """
 
     message_s: float = 0.0
@@ -37,10 +37,10 @@ class Head:
 def simulate(
     plans: Sequence[Plan], forward_s: Sequence[float], backward_s: Sequence[float], hop_s: float = 0.0, head=Head()
 ) -> list[float]:
-    """Return when each stage has done all its actions, in seconds. forward_s, backward_s: of each stage.
+    """Return when each stage has finished its actions, in seconds. forward_s, backward_s: per microbatch.
 
-    An action begins when the stage is free and its input is there, a hop after it was made. Sending takes no time. The
-    head leaves at the start, and its gradient in the last backward of all. ValueError: the stages wait in a circle.
+    An action begins when the stage is free and its input has arrived, hop_s after another stage produced it. Sending
+    takes no time. The head is sent at the start, its gradient in the last backward of all. ValueError: a deadlock.
     """
     ends = {}
     free = [0.0] * len(plans)
@@ -69,7 +69,7 @@ def simulate(
 
 
 def _input_s(ends: dict, action: str, index: int, stage: int, stages: int, hop_s: float) -> float | None:
-    """Return when the input of an action is there; None if it has not been made."""
+    """Return when the input of an action arrives; None if it has not been produced."""
     if action == "backward" and ("forward", index, stage) not in ends:
         return None
     source = stage - 1 if action == "forward" else stage + 1
@@ -85,13 +85,13 @@ def _input_s(ends: dict, action: str, index: int, stage: int, stages: int, hop_s
 def tensor_bytes(parts: int, rows: int, layers: int, is_first: bool, is_last: bool) -> float:
     """Return the bytes a rank sends per microbatch for sums over shards: an allreduce sends 2 (t-1)/t of its rows.
 
-    A layer takes four, two in forward and two in backward; the embedding one in forward, the head one in backward.
+    A layer needs four sums, two in forward and two in backward; the embedding one in forward, the head one in backward.
     """
     return (4 * layers + is_first + is_last) * 2 * (parts - 1) / parts * rows
 
 
 def pipeline_bytes(stages: int, rows: int, micro_steps: int) -> int:
-    """Return the bytes a replica sends per step between stages: rows down, and their gradients up."""
+    """Return the bytes a replica sends per step between stages: rows down, gradients up."""
     return 2 * (stages - 1) * micro_steps * rows
 
 
@@ -102,7 +102,7 @@ def head_bytes(stages: int, embedding: int) -> int:
 
 @dataclass(frozen=True)
 class Seats:
-    """The place of every rank in the mesh of dist/mesh.py. cluster: of all ranks.
+    """The place of every rank in the mesh of dist/mesh.py. cluster: with all ranks.
 
     ValueError if the ranks do not divide into shards and stages.
     """
@@ -131,7 +131,7 @@ class Seats:
         return self.nodes.shape[1]
 
     def data_cluster(self, stage: int) -> Cluster:
-        """Return a stage's ranks, by replica, then by shard, with their part of ports that other stages' ranks use."""
+        """Return the cluster of a stage's ranks, by replica, then shard; stages that share a port divide its rates."""
         here, placement = np.unique(self.nodes[stage].ravel(), return_inverse=True)
         rate_in, rate_out = (
             np.broadcast_to(np.asarray(rate, float), self.cluster.nodes)[here] / self._stages_crossing[here]
@@ -141,7 +141,7 @@ class Seats:
 
     @cached_property
     def _stages_crossing(self) -> np.ndarray:
-        """(nodes,): how many stages' replicas exchange through the port of each node, at least 1."""
+        """(nodes,): the number of stages whose replicas exchange through the port of each node, at least 1."""
         crossing = np.zeros(self.cluster.nodes)
         for nodes in self.nodes:
             groups = [group for group in nodes.T if len(set(group)) > 1]  # one for each shard
@@ -149,15 +149,15 @@ class Seats:
         return np.maximum(crossing, 1)
 
     def hop_s(self, rows: int) -> float:
-        """Return the seconds of rows (bytes) at the slowest boundary; each tp rank sends its share of them."""
+        """Return the seconds to send rows (bytes) over the slowest stage boundary; each tp rank sends a share."""
         return max((self._between_s(*pair, rows / self.parts) for pair in pairwise(self.nodes)), default=0.0)
 
     def head_s(self, embedding: int) -> float:
-        """Return the seconds of the token embedding (bytes) from the first stage to the last, in shares."""
+        """Return the seconds to send the token embedding (bytes) from the first stage to the last, in shares."""
         return self._between_s(self.nodes[0], self.nodes[-1], embedding / self.parts) if self.stages > 1 else 0.0
 
     def _between_s(self, upper: np.ndarray, lower: np.ndarray, share: float) -> float:
-        """Return the seconds of `share` bytes between each rank of a stage and its peer in another: the longer way.
+        """Return the seconds of `share` bytes between a stage's ranks and their peers in another, the slower way.
 
         All replicas and shards send at once, through the ports that they share.
         """

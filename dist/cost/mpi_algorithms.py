@@ -1,9 +1,9 @@
 """The algorithms behind the MPI libraries' collectives, as stages of messages (stages.py).
 
-Vectors are of 1 MB or more, and are cut into equal blocks. mpi_choices.py says which library picks which algorithm.
-The algorithms and their costs: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
-MPICH", IJHPCA 19(1), 2005. Inside a node the libraries have algorithms of their own: here a binomial tree stands for
-them, whose time comes from a measured rate (model.Cluster.local_rate).
+Vectors have 1 MB or more, and are cut into equal blocks. mpi_choices.py says which library picks which algorithm. The
+algorithms and their costs: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+MPICH", IJHPCA 19(1), 2005. Inside a node the libraries use other algorithms: here a binomial tree represents them, and
+its time comes from a measured rate (model.Cluster.local_rate).
 """
 
 from dataclasses import dataclass, replace
@@ -13,25 +13,25 @@ import numpy as np
 
 from dist.cost.stages import Stage, backwards, doublings, stage
 
-# UCX sends a smaller vector at once, into buffers of the receiver. A larger one waits until the receiver answers.
+# UCX sends a smaller vector at once, into buffers of the receiver. A larger vector waits for the receiver's answer.
 # Measured over TCP at 400 Mbit/s: a Send to a sleeping rank returned at once up to 3 MB under MPICH 5.0.2 and waited
 # from 4 MB on; under Open MPI 5.0.11 it waited from 128 KB on.
 RENDEZVOUS_BYTES = {"mpich": 3_500_000, "openmpi": 100_000}
-MOST_ROUNDS = 64  # of a pairwise exchange that are modelled one by one
+MOST_ROUNDS = 64  # rounds of a pairwise exchange that are modelled one by one
 
 
 @dataclass(frozen=True)
 class MpiCall:
-    """A collective call on a vector. A place is an index into its members."""
+    """A collective call on a vector. A place is an index into `members`."""
 
     library: str  # "mpich" or "openmpi"
     collective: str  # "reduce", "bcast", "ireduce", "ibcast", "allreduce", "reduce_scatter_block" or "allgather"
     members: np.ndarray  # ranks in the communicator's order, int64 (count,)
     nodes: np.ndarray  # the node of each member, (count,)
     size: int  # bytes of the whole vector
-    root: int = 0  # its place
-    built_in: bool = True  # whether it adds by MPI's own sum
-    after_node_sums: bool = False  # members are leaders, each of which begins after the sum inside its node
+    root: int = 0  # the root's place
+    built_in: bool = True  # whether it adds with MPI's built-in MPI_SUM
+    after_node_sums: bool = False  # members are leaders; each begins after the sum inside its node
 
     @property
     def count(self) -> int:
@@ -57,7 +57,7 @@ class MpiCall:
 
     @property
     def shares_nodes(self) -> bool:
-        """Whether there are several nodes, one of them with several ranks: libraries then go node by node."""
+        """Whether there are several nodes, some with several ranks: libraries then use hierarchical algorithms."""
         return 1 < len(self.ranks_per_node) < self.count
 
     @property
@@ -113,9 +113,9 @@ def local_reduce(call: MpiCall) -> list[Stage]:
 
 
 def _trees(ranks: np.ndarray, place: np.ndarray, size: int) -> list[Stage]:
-    """Reduce along binomial trees in log2 rounds; in round k odd multiples of 2^k send to the place 2^k before.
+    """Reduce along binomial trees in log2 rounds; in round k odd multiples of 2^k send to the place 2^k lower.
 
-    ranks: tree after tree, each beginning with its root. place: of each rank in its tree.
+    ranks: tree after tree, each beginning with its root. place: the index of each rank in its tree.
     """
     stages = []
     for distance in doublings(int(place.max()) + 1):
@@ -127,7 +127,7 @@ def _trees(ranks: np.ndarray, place: np.ndarray, size: int) -> list[Stage]:
 def doubling_bcast(call: MpiCall) -> list[Stage]:
     """Broadcast by libnbc's binomial tree: in round k the 2^k members that have the vector send it 2^k further.
 
-    The root and the first member change places, the others keep theirs (nbc_ibcast.c).
+    The root and the first member swap places (nbc_ibcast.c).
     """
     order = call.members.copy()
     order[[0, call.root]] = order[[call.root, 0]]
@@ -139,7 +139,7 @@ def doubling_bcast(call: MpiCall) -> list[Stage]:
 
 
 def scattered_bcast(call: MpiCall, gather) -> list[Stage]:
-    """Broadcast as van de Geijn: scatter blocks down a binomial tree, then gather(call) them."""
+    """Broadcast by van de Geijn's algorithm: scatter blocks down a binomial tree, then gather(call) them."""
     from_root = replace(call, members=call.from_root)
     return binomial_scatter(from_root) + gather(from_root)
 
@@ -165,9 +165,9 @@ def ring_all_gather(call: MpiCall) -> list[Stage]:
 def pairwise_reduce_scatter(call: MpiCall) -> list[Stage]:
     """Reduce-scatter pairwise: in round i each member sends a block to the i-th member after it.
 
-    Where many ranks are placed node by node, the rounds in which no message stays inside a node are alike. One repeated
-    stage stands for them. Half way round, two members exchange with each other; in all other rounds a member sends to
-    one and receives from another.
+    If many ranks are placed node by node, all rounds in which no message stays inside a node are alike, and one
+    repeated stage represents them. In the middle round, pairs of members exchange with each other; in all other rounds
+    a member sends to one member and receives from another.
     """
     count = call.count
     widest = int(call.ranks_per_node.max())
@@ -184,7 +184,7 @@ def pairwise_reduce_scatter(call: MpiCall) -> list[Stage]:
 
 
 def bruck_all_gather(call: MpiCall) -> list[Stage]:
-    """Gather by Bruck: in round k all send their blocks 2^k members back, in the last round only the missing ones."""
+    """Gather by Bruck: in round k all send their blocks 2^k members back; in the last round only the missing blocks."""
     return [
         stage(call.members, np.roll(call.members, distance), call.block * min(distance, call.count - distance))
         for distance in doublings(call.count)
@@ -192,7 +192,7 @@ def bruck_all_gather(call: MpiCall) -> list[Stage]:
 
 
 def doubling_all_gather(call: MpiCall) -> list[Stage]:
-    """Gather in pairs at growing distance that exchange all their blocks; for a power of two of members."""
+    """Gather by recursive doubling: pairs exchange all their blocks. The members are a power of two."""
     return [
         _exchange(call.members, distance, call.block * distance, exchange_apart=call.waits(call.block * distance))
         for distance in doublings(call.count)
@@ -205,7 +205,7 @@ def _exchange(members: np.ndarray, distance: int, size: int, **properties) -> St
 
 
 def doubling_allreduce(call: MpiCall) -> list[Stage]:
-    """Sum by recursive doubling of whole vectors. Members beyond a power of two are folded, and served last."""
+    """Sum by recursive doubling of whole vectors. Members beyond a power of two are folded, and get the sum last."""
     core, fold = folded(call.members, keep=1)
     apart = len(fold) > 0
     pairs = [
@@ -226,9 +226,9 @@ def folded(members: np.ndarray, keep: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _fold(call: MpiCall, fold: np.ndarray) -> list[Stage]:
-    """Add the vectors of the folded members to their partners'. fold: (K, 2), from `folded`.
+    """Add the vectors of the folded members to those of their partners. fold: (K, 2), from `folded`.
 
-    MPICH sends whole vectors. Open MPI lets each of the two add one half, and collects the halves.
+    MPICH sends whole vectors. Under Open MPI each of the two adds one half; the partner collects both.
     """
     if not len(fold):
         return []
@@ -243,7 +243,7 @@ def _unfold(call: MpiCall, fold: np.ndarray) -> list[Stage]:
     return [stage(fold[:, 1], fold[:, 0], call.size)] if len(fold) else []
 
 
-# Rabenseifner's: recursive halving, then a gather to the root, or halving in reverse.
+# Rabenseifner's algorithms: recursive halving, then a gather to the root, or the halving in reverse.
 
 
 def rabenseifner_reduce(call: MpiCall) -> list[Stage]:
@@ -272,11 +272,11 @@ def rabenseifner_allreduce(call: MpiCall) -> list[Stage]:
 
 
 def _halving(call: MpiCall, core: np.ndarray, is_folded: bool, in_step: int = 1) -> list[Stage]:
-    """Reduce-scatter among a power of two of members, neighbours first, half of the rest each time.
+    """Reduce-scatter by recursive halving among a power of two of members, neighbours first.
 
-    Measurements say which pairs begin their exchange at different times, if vectors wait for their receivers. Under
-    Open MPI all do. Under MPICH a fold delays half of them; without one, the first `in_step` exchanges are in step, and
-    then adding drives the pairs apart if their messages wait for the receiver.
+    If vectors wait for their receivers, some pairs begin their exchange at different times. Measurements show which.
+    Under Open MPI all do. Under MPICH a fold delays half of the members; without a fold, the first `in_step` exchanges
+    are in step, and then adding drives the pairs apart if their messages wait for the receiver.
     """
     stages = []
     for number, distance in enumerate(doublings(len(core))):
@@ -290,13 +290,13 @@ def _halving(call: MpiCall, core: np.ndarray, is_folded: bool, in_step: int = 1)
 
 
 def smp(call: MpiCall, resolve) -> tuple[list[Stage], list[str]]:
-    """Make MPICH's SMP-aware collective: inside the nodes, among their leaders, inside the nodes again.
+    """Return MPICH's SMP-aware collective: inside the nodes, among their leaders, inside the nodes again.
 
-    resolve(call): (stages, names) of the leaders' call, for which the library chooses separately.
+    resolve(call): returns (stages, names) of the leaders' call, for which the library picks an algorithm separately.
     """
     leaders = call.among_leaders()
     if call.collective in ("reduce", "allreduce"):
-        # The counters show that the leaders reduce to rank 0's node for any root; the vector goes on from there.
+        # Port counters show that the leaders reduce to rank 0's node for any root; the sum then goes on to the root.
         leaders = replace(leaders, root=0, after_node_sums=True)
     root = call.members[call.root]
     root_leader = leaders.members[leaders.root]
@@ -310,10 +310,10 @@ def smp(call: MpiCall, resolve) -> tuple[list[Stage], list[str]]:
 
 
 def han(call: MpiCall) -> list[Stage]:
-    """Make Open MPI's HAN: segments of 64 KiB, so that node sum, leaders' exchange and node broadcast overlap.
+    """Return Open MPI's HAN: segments of 64 KiB, so that node sum, leaders' exchange and node broadcast overlap.
 
-    Among the leaders it calls libnbc. Its algorithms were counted with 3, 4 and 5 leaders; more are assumed to use
-    those of 5.
+    Among the leaders it calls libnbc. Port counters showed the algorithms for 3, 4 and 5 leaders; more leaders are
+    assumed to use the same as 5.
     """
     leaders = call.among_leaders()
     parts = []
@@ -321,7 +321,7 @@ def han(call: MpiCall) -> list[Stage]:
         parts += rabenseifner_reduce(leaders)
     if call.collective != "reduce":
         parts += linear_bcast(leaders) if leaders.count <= 4 else doubling_bcast(leaders)
-    # One stage of all messages stands for a pipeline of small segments.
+    # One stage of all messages represents a pipeline of small segments.
     joined = [np.concatenate([getattr(part, name) for part in parts]) for name in ("source", "destination", "size")]
     return [stage(*joined, steps=len(parts), all_together=True)]
 

@@ -1,8 +1,8 @@
 """The algorithms that MPICH 5.0 and Open MPI 5.0 pick by default for a collective of a vector of 1 MB or more.
 
-Smaller vectors are assumed to use the same. A site's settings and other builds may choose otherwise. The counters of
+Smaller vectors are assumed to use the same algorithms. Site settings and other builds may pick others. The counters of
 every port confirmed the choices under MPICH 5.0.2 and Open MPI 5.0.11, both over UCX and TCP: vectors of 8 MB on 3, 4
-and 5 virtual hosts, with 1 rank each and with 2 (the fifth host 1). Other numbers of ranks are from the sources:
+and 5 virtual hosts with 1 rank each, or 2 (but 1 on the fifth). For other numbers of ranks the choices come from:
 
     MPICH       src/mpi/coll/coll_selection.json, maint/tuning/coll/ch4/generic.json
     Open MPI    ompi/mca/coll/tuned/coll_tuned_decision_fixed.c, coll/libnbc for nonblocking calls, coll/han
@@ -44,7 +44,7 @@ FLAT = {
     "ibcast": [(5, "linear"), (float("inf"), "doubling")],
     "allgather": [(32, "bruck"), (128, "ring")],
 }
-# It reduces to one rank and scatters for [(fewer ranks than this, least bytes of a block, most)].
+# Its reduce-scatter is a reduce and a scatter for [(fewer ranks than this, least bytes of a block, most)].
 REDUCED_AND_SCATTERED = [(4, 0, 1 << 40), (8, 1 << 20, 1 << 40), (16, 1 << 19, 1 << 22), (32, 1 << 19, 1 << 21)]
 
 
@@ -69,12 +69,12 @@ LIBRARIES = tuple(CHOICES)
 
 
 def library_key(name: str) -> str:
-    """Return the key in LIBRARIES of a library's own name: "openmpi" for "Open MPI v5.0.11", "mpich" for all others."""
+    """Map a library's name to its key in LIBRARIES: "openmpi" for "Open MPI v5.0.11", "mpich" for all others."""
     return "openmpi" if mpi_family(name) == OPEN_MPI else "mpich"
 
 
 def resolve(call: MpiCall) -> tuple[list[Stage], list[str]]:
-    """Return (the call's stages, the names of its algorithms). UnknownChoice if the library's choice is not known."""
+    """Return (the call's stages, the names of its algorithms). UnknownChoice if these are not known."""
     algorithm = CHOICES[call.library](call)
     name = f"{call.collective} {algorithm}"
     if algorithm is None:
@@ -87,7 +87,7 @@ def resolve(call: MpiCall) -> tuple[list[Stage], list[str]]:
     if algorithm == "reduce-scatter":
         stages, names = resolve(replace(call, collective="reduce"))
         return stages + algorithms.linear_scatter(call), [name, *names]
-    return ALGORITHMS[name.removeprefix("i")](call), [name]  # nonblocking calls use the same
+    return ALGORITHMS[name.removeprefix("i")](call), [name]  # nonblocking calls use the same algorithms
 
 
 ALGORITHMS = {

@@ -1,6 +1,6 @@
-"""Replay the pipelines of all replicas: every stage's own schedule, and the messages between stages on shared ports.
+"""Replay the pipelines of all replicas: the schedule of each stage, and the messages between stages on shared ports.
 
-Each tp rank of a stage of a replica is a rank of replay.py. They send the messages of dist/stage_links.py and
+Every rank of the mesh is a rank of replay.py. Ranks send the messages of dist/stage_links.py and
 scripts/training/model_sync.py: no rank waits for a send before the step's end, and receives are posted ahead.
 """
 
@@ -23,9 +23,9 @@ RETURNED = "returned"  # its gradient
 class PipelineStep:
     """The work of a replica's stages in a step.
 
-    plans: of each stage. forward_s, backward_s: (p,) seconds of each per microbatch, sums over shards included. rows,
-    embedding: bytes of a microbatch's activations, and of the token embedding, of all shards. head_share: part of the
-    last stage's computing that the head takes, after its layers in forward and before them in backward.
+    plans: of each stage. forward_s, backward_s: (p,) seconds of each stage per microbatch, sums over shards included.
+    rows, embedding: bytes of a microbatch's activations, and of the token embedding, of all shards. head_share:
+    as Head.share in model_parallel.py: the part of the last stage's compute time that the head takes.
     """
 
     plans: Sequence[Plan]
@@ -37,7 +37,7 @@ class PipelineStep:
 
 
 def replayed_ends_s(pipeline: PipelineStep, seats: Seats, library: str) -> np.ndarray:
-    """Return when the last rank of each stage has done all its actions and its sends, (p,).
+    """Return when the last rank of each stage has finished its actions and sends, (p,).
 
     library: the MPI library, whose protocols decide which sends wait.
     """
@@ -48,7 +48,7 @@ def replayed_ends_s(pipeline: PipelineStep, seats: Seats, library: str) -> np.nd
 
 
 def pipeline_turns(pipeline: PipelineStep, ranks: np.ndarray, rendezvous_bytes: int) -> list[list[Turn]]:
-    """Return the turns of each rank up to its last action. ranks: their numbers, (stages, replicas, shards)."""
+    """Return the turns of each rank. ranks: rank numbers, (stages, replicas, shards)."""
     messages = {}
     for number in range(ranks.shape[1]):
         messages |= _messages(pipeline, ranks[:, number], number, rendezvous_bytes)
@@ -139,7 +139,7 @@ class StageTurns:
         if is_first_time and self.is_first:
             self._send(LENT, 0, len(self.pipeline.plans) - 1)
         if is_first_time and lent:
-            # The receive is posted only when the embedding is needed: when there are rows to compute with.
+            # The receive is posted only when the stage has rows to compute with.
             self.posts.append(lent[self.part])
             self._turn(seconds=(1 - self.pipeline.head_share) * seconds)
             self._turn(lent)

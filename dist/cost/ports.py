@@ -1,14 +1,14 @@
 """Links and the nodes' ports, whose bandwidth is allocated to the messages under way.
 
-A port serves messages in the order of arrival, as a queue of packets does. But the queue holds only so many bytes of
-one message: then the sender waits for room, and the rest goes behind what others have sent in the meantime.
+A port serves messages in order of arrival, like a queue of packets. But the queue holds only so many bytes of one
+message. Then the sender waits, and its next bytes queue behind messages that others have sent meanwhile.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-A_MOMENT_S = 1e-9  # a message this close to its end has ended: sums of times are not exact
+A_MOMENT_S = 1e-9  # a message this close to its end has ended, because sums of times are not exact
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class Links:
 
     nodes: np.ndarray  # the node of each rank, (ranks,)
     in_s: np.ndarray  # seconds a byte takes into each node, (nodes,)
-    out_s: np.ndarray  # and out of it
+    out_s: np.ndarray  # the same out of each node
     latency_s: float  # of one message between nodes
     local_s: float  # seconds a byte takes inside a node
-    local_added_s: float  # the same if the receiver adds it
+    local_added_s: float  # seconds a byte takes inside a node if the receiver adds it
     add_s: float  # seconds to add a byte that came over the network
     rendezvous_bytes: int  # the smallest message that waits for its receiver
     queue_bytes: float  # bytes of one message that a port's queue holds
@@ -34,18 +34,18 @@ class Transfer:
     message: object
     ports: tuple[int, int]
     left: float  # bytes
-    in_queue: float = 0.0  # bytes of these that move before it has to queue again
+    in_queue: float = 0.0  # bytes of `left` that move before the message has to queue again
     rate: float = 0.0  # bytes/s
 
 
 class PortShares:
-    """The messages under way and the bandwidth of each. `moving`: in the order of their service.
+    """The messages under way and the bandwidth of each. `moving`: in the order in which ports serve them.
 
-    in_s, out_s: seconds a byte takes through each node's port, (nodes,); queue_bytes: what a port's queue holds.
+    in_s, out_s: seconds a byte takes through each node's port, (nodes,); queue_bytes: as in Links.
     """
 
     def __init__(self, in_s: np.ndarray, out_s: np.ndarray, queue_bytes: float):
-        self.capacity = [*(1 / in_s), *(1 / out_s)]  # bytes/s: every node's way in, then every node's way out
+        self.capacity = [*(1 / in_s), *(1 / out_s)]  # bytes/s: into every node, then out of every node
         self.nodes = len(in_s)
         self.queue_bytes = queue_bytes
         self.moving: list[Transfer] = []

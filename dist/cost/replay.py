@@ -1,16 +1,16 @@
-"""Replay messages between ranks: each message moves when its two ends are ready, and a rank waits only for partners.
+"""Replay messages between ranks: each message moves when both ends are ready, and a rank waits only for its partners.
 
 A rank has turns. In each it posts its ends of messages, waits for some of the messages that it has posted, and
 computes. So a rank may be in the next call of a collective while others are still in the previous one, or compute while
-its messages are under way. A sum of the calls' times would not show that.
+its messages are under way. Adding up the times of the calls would miss that.
 
 Messages follow the protocols of UCX:
 - A small message is sent at once, and its sender goes on (eager).
-- A large one waits until both ends are posted and the receiver has answered (rendezvous). Its sender is done with it
-  when it has arrived, or at once if the socket takes it in.
+- A large message waits until both ends are posted and the receiver has answered (rendezvous). Its send is complete
+  when it has arrived, or at once if the socket's buffer takes it.
 - Two ranks may exchange large messages over one TCP connection. The rank that begins first fills it with its data, and
-  its answer to the other's message is queued behind that data. So one direction waits for the other, unless both
-  begin within a latency of each other. Measured on the virtual cluster: 4 MB each way took 82 ms in step, else 164 ms.
+  its answer to the other rank's message is queued behind that data. So one direction waits for the other, unless both
+  begin within one latency. On the virtual cluster, 4 MB each way took 82 ms if both began together, else 164 ms.
 """
 
 import heapq
@@ -37,18 +37,18 @@ class Message:
     eager: bool
     added: bool = False  # the receiver adds it to its own data
     apart: bool = False  # stages.Stage.exchange_apart
-    joined: tuple[int, ...] = ()  # ranks beside the destination that read it there, too
+    joined: tuple[int, ...] = ()  # other ranks that read it at the destination
     posted: dict[int, float] = field(default_factory=dict)  # {rank: when it posted its end}
     under_way: bool = False
-    has_left: bool = False  # the sender is done with it
+    has_left: bool = False  # the send is complete
     arrived: bool = False
     was_taken: bool = False  # it has arrived, and its receiver has posted its end
 
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """One turn of a rank: it posts its ends of `posts`, waits until it is done with `waits`, posted here or before, and
-    computes for `seconds`."""
+    """One turn of a rank: it posts its ends of `posts`, waits until its ends of `waits`, posted now or before, are
+    complete, and computes for `seconds`."""
 
     posts: list[Message] = field(default_factory=list)
     waits: list[Message] = field(default_factory=list)
@@ -77,21 +77,21 @@ def stage_turns(stage: Stage, rendezvous_bytes: int) -> dict[int, Turn]:
 
 
 class Replay:
-    """The ranks, each at its place in its turns, and the events to come. `now`: seconds since the beginning.
+    """The present turn of each rank, and the events to come. `now`: seconds since the beginning.
 
-    turns: of each rank, in order.
+    turns: the turns of each rank, in order.
     """
 
     def __init__(self, turns: list[list[Turn]], links: Links):
         self.links = links
         self.now = 0.0
-        self.turns = [own[::-1] for own in turns]  # to be popped
+        self.turns = [own[::-1] for own in turns]  # the next turn is last, for pop()
         self.present = [Turn() for _ in turns]
         self.waiting = [set() for _ in turns]  # messages of its present turn that the rank waits for
         self.adding_s = [0.0 for _ in turns]  # time the rank needs to add the arrived messages
         self.ends_s = [None for _ in turns]  # when each rank finished its turns
         self.queues = defaultdict(list)  # {pair of ranks: messages on the pair's connection}
-        # A heap of (time, number, function, its argument). Numbers keep events of the same time in their order.
+        # A heap of (time, number, function, its argument). Numbers keep simultaneous events in order.
         self.events = []
         self.event_count = 0
         self.shares = PortShares(links.in_s, links.out_s, links.queue_bytes)
@@ -102,8 +102,8 @@ class Replay:
         """Return when each rank finished its turns. ValueError if ranks wait for one another forever."""
         while self.events or self.shares.moving:
             event_s = self.events[0][0] if self.events else float("inf")
-            # Compare the times from now, not the points in time: late in a slow replay, `now` plus the time left of a
-            # fast message would round to `now`, and nothing would ever move.
+            # Compare times from now, not absolute times: late in a slow replay, `now` plus a fast message's remaining
+            # time would round to `now`, and nothing would ever move.
             to_event_s = event_s - self.now
             to_end_s = self.shares.seconds_to_next_end()
             ended = self.shares.advance(min(to_event_s, to_end_s))
@@ -170,7 +170,7 @@ class Replay:
         self._start_what_may(message)
 
     def _start_what_may(self, changed: Message) -> None:
-        """Start the messages between the two ranks of `changed` that nothing holds up any more."""
+        """Start the messages between the two ranks of `changed` that are no longer held up."""
         queue = self.queues[frozenset((changed.source, changed.destination))]
         for place, message in enumerate(queue):
             if not message.under_way and not any(self._holds_up(other, message) for other in queue[:place]):

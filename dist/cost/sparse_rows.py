@@ -1,7 +1,7 @@
 """The size of a sparse embedding gradient, and the messages of its exchange (dist/host/sparse_exchange.py).
 
-Rows travel as float32 whatever the wire's format, each with its number, an int32. The model asks all owners for equally
-many rows, as each owns stretches all over the table. It ignores the few bytes that announce the number of rows.
+Rows travel as float32 whatever the wire format, each with its number, an int32. The prediction asks all owners for
+equally many rows, because each owns stretches all over the table. It ignores the few bytes that announce how many.
 """
 
 import math
@@ -20,7 +20,7 @@ ASKING = 2  # dependent messages before the rounds of rows: how many rows, and w
 
 @dataclass(frozen=True)
 class Rows:
-    """How many distinct rows of `width` elements a step uses: each rank (N,), each node (M,), and all ranks."""
+    """The number of distinct rows of `width` elements that a step uses: each rank (N,), each node (M,), all ranks."""
 
     width: int
     of_ranks: tuple[int, ...]
@@ -33,10 +33,10 @@ class Rows:
         return ELEMENT_BYTES * self.width + ID_BYTES
 
     def on(self, placement, times: float = 1.0) -> "Rows":
-        """Return the rows of a batch `times` as large on other ranks. placement: the node of each rank.
+        """Estimate the rows of a batch `times` as large, on other ranks. placement: the node of each rank.
 
-        The distinct words of a text grow as a power of its length (Heaps 1978). One rank's rows and all ranks' rows
-        give the power. If they were counted on a single rank, all other ranks are assumed to use as many.
+        The number of distinct words in a text grows as a power of its length (Heaps 1978). The exponent follows from
+        the rows of one rank and of all ranks. Rows counted on a single rank are assumed to hold for all.
         """
         ranks = len(placement)
         alone = float(np.mean(self.of_ranks))
@@ -54,18 +54,18 @@ SparseMessages = Callable[[np.ndarray, Rows], list[Stage]]  # (the node of each 
 
 
 def rows_everywhere(placement: np.ndarray, rows: Rows) -> list[Stage]:
-    """Send each rank's rows to their owners, which add them, and the sums to all ranks."""
+    """Send each rank's rows to their owners, which add them; then send the sums to all ranks."""
     return _everywhere(np.arange(len(placement)), np.array(rows.of_ranks), rows)
 
 
 def node_rows_everywhere(placement: np.ndarray, rows: Rows) -> list[Stage]:
-    """Send each node's sums to the rows' owners, which add them, and the sums to all nodes."""
+    """Send each node's sums to the rows' owners, which add them; then send the sums to all nodes."""
     return _everywhere(leaders_of(placement), np.array(rows.of_nodes), rows)
 
 
 def node_rows_to_owners(placement: np.ndarray, rows: Rows) -> list[Stage]:
     """Send each node's sums to the nodes that own the rows. After the update each node asks the owners for the rows of
-    its next step, which are as many."""
+    its next step, assumed to be as many."""
     leaders = leaders_of(placement)
     counts = np.array(rows.of_nodes)
     owners, asking, ids = _each_to_all(leaders, ID_BYTES * counts)
@@ -89,8 +89,8 @@ def _to_owners(members: np.ndarray, counts: np.ndarray, rows: Rows) -> Stage:
 
 
 def _each_to_all(members: np.ndarray, held: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (one, another, bytes) of all pairs of members: an even share of the other's `held`, (len(members),).
-    Beyond MOST_MEMBERS one pair per member stands for all, with the sum of their bytes."""
+    """Return (one, another, bytes) for all pairs of members; bytes: an even share of another's `held`, (len(members),).
+    Beyond MOST_MEMBERS one pair per member represents all its pairs, with the sum of their bytes."""
     count = len(members)
     if count > MOST_MEMBERS:
         return np.roll(members, count // 2), members, held * (count - 1) / count

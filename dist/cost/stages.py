@@ -1,4 +1,4 @@
-"""Stages of an exchange, one after another, each a set of messages that are under way together."""
+"""Stages of an exchange, one after another, each a set of messages in flight at the same time."""
 
 from dataclasses import dataclass, replace
 
@@ -13,8 +13,8 @@ class Stage:
     destination: np.ndarray
     size: np.ndarray  # bytes, int64 (K,)
     steps: int = 1  # messages that wait for one another
-    added: int = 0  # bytes that the busiest rank adds after the messages have arrived, while the wire is idle
-    added_meanwhile: int = 0  # bytes that it adds while they arrive
+    added: int = 0  # bytes that the busiest rank adds after the messages have arrived, while the network is idle
+    added_meanwhile: int = 0  # bytes that the busiest rank adds while messages arrive
     exchange_apart: bool = False  # the two ranks of a pair begin their exchange at different times: see replay.py
     all_together: bool = False  # no rank is ahead of the others: a pipeline of segments, or a barrier
     repeat: int = 1  # the stage happens this many times, with the same bytes each time
@@ -34,7 +34,7 @@ def backwards(stages: list[Stage]) -> list[Stage]:
 
 
 def side_by_side(stages: list[Stage], groups: int) -> list[Stage]:
-    """Let each of `groups` groups of ranks make these stages at once: rank r of group k is r * groups + k."""
+    """Let `groups` groups of ranks run these stages at once: rank r of group k is r * groups + k."""
     each = np.arange(groups)
     return [
         replace(

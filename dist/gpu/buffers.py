@@ -22,7 +22,7 @@ def device_zeros(device, length: int, dtype=np.float32):
 class OnDevice:
     """Mixin that puts buffers of dist/buffers.py or dist/sharded.py on a GPU (DEVICE_BUFFERS).
 
-    host_parameters: room on the host for the ranges in use, filled in before training and fetched for a checkpoint.
+    host_parameters: host memory for the ranges in use, filled before training, and by `fetch` for a checkpoint.
     """
 
     def __init__(self, device, world, size: int, ranges):
@@ -31,7 +31,7 @@ class OnDevice:
         self.host_parameters = Slots(ranges)
 
     def filled(self, start: int, stop: int) -> None:
-        """Copy the first parameters of a range, written on the host, to the GPU."""
+        """Copy the initial parameters of a range, written on the host, to the GPU."""
         self.parameters[start:stop].set(self.host_parameters[start:stop])
         super().filled(start, stop)
 
@@ -40,7 +40,7 @@ class OnDevice:
         self.host_parameters[start:stop][:] = self._device.download(self.parameters[start:stop])
 
 
-DEVICE_BUFFERS = {  # {the class that a strategy names: the same on a GPU}
+DEVICE_BUFFERS = {  # {the class that a strategy names: its version on a GPU}
     kind: type(f"Device{kind.__name__}", (OnDevice, kind), {})
     for kind in (OwnBuffers, ShardedGradients, ShardedParameters)
 }

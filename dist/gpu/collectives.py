@@ -1,4 +1,4 @@
-"""Exchanges between GPUs by one call of a communicator each. They add and send float32."""
+"""Exchanges between GPUs, each by one call of a communicator. They add and send float32."""
 
 from dist.gpu.buffers import device_zeros
 from dist.gpu.comm import DeviceComm
@@ -17,7 +17,7 @@ class AllreduceCall:
 
 
 class DeviceCollectives:
-    """Reduce-scatters and all-gathers of ranges. owners: only so many ranks, from rank 0 on, own a part; None: all."""
+    """Reduce-scatters and all-gathers of ranges. owners: how many ranks, from rank 0 on, own a part; None: all."""
 
     def __init__(self, comm: DeviceComm, ranges, wire_format=None, owners: int | None = None):
         self._comm = comm

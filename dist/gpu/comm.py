@@ -1,4 +1,4 @@
-"""Communicators for arrays on GPUs: their base class, and the one for a single rank."""
+"""Communicators for arrays on GPUs: their base class, and the class for a single rank."""
 
 from dist.mpi import MPI
 
@@ -6,11 +6,11 @@ from dist.mpi import MPI
 class DeviceComm:
     """The ranks of `comm`, with mpi4py's collectives for float32 arrays on this rank's GPU, `device`.
 
-    send_and_receive(sends, receives) starts all its messages at once. Each is a pair of an array, float32 or bfloat16's
-    bits as uint16, and a rank. Messages between two ranks match in the order of the lists; empty arrays are skipped.
+    send_and_receive(sends, receives) starts all its messages at once. A message is (array, rank), the array float32, or
+    bfloat16's bits as uint16. Messages between two ranks match in the order of the lists; empty arrays are skipped.
 
-    stream: the calls are queued in its order: device.stream, or another one to exchange while the device computes.
-    local_comm: the ranks of the node, only for split_by_node.
+    stream: where calls are queued: device.stream, or another stream to exchange while the device computes. local_comm:
+    the ranks of the node, needed by split_by_node only.
     """
 
     item_bytes = 4  # of one element on the wire
@@ -45,7 +45,7 @@ class DeviceComm:
 
 
 class AloneComm(DeviceComm):
-    """A single rank, with arrays of any kind: every sum is its own vector."""
+    """A single rank, with arrays of any kind: every sum is the rank's own vector."""
 
     def Allreduce(self, send, receive, op=None, root=0) -> None:
         if send is not MPI.IN_PLACE and receive is not None:

@@ -1,6 +1,6 @@
 """The ring of dist/host/host_ring.py between GPUs: messages and additions queued on one stream.
 
-In each step a rank sends a whole chunk to the next rank, receives one from the rank before, and then adds it. To add
+In each step a rank sends a whole chunk to the next rank, receives one from the rank before, and then adds it. Adding
 during the transfer would need a second stream and gain little: a GPU adds ten to a hundred times faster than a network
 transfers.
 """
@@ -14,8 +14,8 @@ from dist.wire import WireFormat
 
 
 class DeviceRing:
-    """An exchange (exchange.py) with float32 sums. It rounds to bfloat16 as the host does: each partial sum when it is
-    sent, each final value once, by its owner, who keeps the rounded value too."""
+    """An exchange (exchange.py) with float32 sums. On a bfloat16 wire it rounds like the host's ring: each partial sum
+    when it is sent, and each final value once, on its owner, which also keeps the rounded value."""
 
     def __init__(self, comm: DeviceComm, ranges, wire_format: WireFormat):
         self._comm = comm
@@ -32,7 +32,7 @@ class DeviceRing:
         self.all_gather(flat, errors)
 
     def reduce_scatter(self, flat, errors=None) -> None:
-        """Send each chunk round, from the rank after its owner to its owner."""
+        """Send each chunk around the ring, from the rank after its owner to its owner."""
         for sent, received in self._steps(len(flat), self._comm.rank - 1):
             landing = self._landing[: received.stop - received.start]
             self._pass_on(self._wire.packed(flat, sent, errors), landing)
@@ -40,7 +40,7 @@ class DeviceRing:
             total += self._wire.unpacked(landing)
 
     def all_gather(self, flat, errors=None) -> None:
-        """Send each chunk round, from its owner to the rank before its owner."""
+        """Send each chunk around the ring, from its owner to the rank before its owner."""
         if self._comm.size > 1:
             self._wire.packed(flat, slice(*self.own_part(0, len(flat))), errors)
             for sent, received in self._steps(len(flat), self._comm.rank):

@@ -1,9 +1,9 @@
 """The double tree of dist/host/host_tree.py between GPUs: messages and additions queued on one stream.
 
-Each tree of double_tree sums half of a range up and sends it down again, in pieces that follow each other. In a stage
-each rank sends and receives its pieces of both trees, up and down, as one group of messages, and then adds what came
-up. The depth of an edge decides in which stage a piece crosses it. Both its ranks use the same stage, so no rank waits
-for a later stage of another, and there is no circle.
+Each tree of double_tree reduces half of a range to its root and broadcasts the sum, in pipelined pieces. In a stage
+each rank sends and receives its pieces of both trees, up and down, as one group of messages, and then adds the pieces
+from its children. The depth of an edge decides in which stage a piece crosses it. Both ranks of the edge use the same
+stage, so no rank waits for a later stage of another, and there is no deadlock.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from dist.host.host_tree import children_of, double_tree
 from dist.ranges import cut, cut_range, longest
 from dist.wire import WireFormat
 
-PIECE_BYTES = 4 << 20  # takes 80 us at 50 GB/s: several times what a group of messages takes to begin
+PIECE_BYTES = 4 << 20  # takes 80 us at 50 GB/s: several times the start-up time of a group of messages
 MOST_CHILDREN = 2  # of a rank, in both trees together
 
 
@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
 class DeviceTree:
     """All-reduces of whole ranges (exchange.py). Partial sums are rounded as in DeviceRing, final values by the root.
-    The additions have the order, and the bits, of host_tree.py."""
+    Additions have the order of host_tree.py, so the sums have the same bits."""
 
     def __init__(self, comm: DeviceComm, ranges, wire_format: WireFormat):
         self._comm = comm
@@ -37,7 +37,7 @@ class DeviceTree:
         self._places = [
             Place(parents[comm.rank], children_of(comm.rank, parents), _depth(parents, comm.rank)) for parents in trees
         ]
-        self._height = max(_depth(trees[0], rank) for rank in range(comm.size))  # both trees have one shape
+        self._height = max(_depth(trees[0], rank) for rank in range(comm.size))  # both trees have the same shape
         most = longest(ranges) if comm.size > 1 else 0
         self._piece_length = min(PIECE_BYTES // wire_format.item_bytes, -(-most // 2))
         self._wire = new_device_wire(comm.device, wire_format, most, self._piece_length)
@@ -51,7 +51,7 @@ class DeviceTree:
             self._wire.arrived(flat, slice(0, len(flat)))
 
     def _halves(self, length: int) -> list[dict[int, slice]]:
-        """Return for each tree its numbered pieces of a range; both have the same number."""
+        """Return each tree's numbered pieces of a range; both trees have equally many."""
         halves = cut(length, len(self._places))
         count = -(-longest(halves) // self._piece_length)
         return [{number: slice(*piece) for number, piece in enumerate(cut_range(*half, count))} for half in halves]
@@ -59,8 +59,8 @@ class DeviceTree:
     def _exchange(self, flat, errors, halves, turn: int) -> None:
         """Run one stage: a rank passes piece turn + depth up, and piece turn - depth down.
 
-        A piece leaves the deepest ranks first, and the root one stage after it arrived there. Two ranks may exchange
-        two messages, one per tree: both go through the trees in the same order, in which messages match.
+        A piece first leaves the deepest ranks; it leaves the root one stage after it arrived there. Two ranks may
+        exchange two messages, one per tree: they match because both ranks list the trees in the same order.
         """
         sends = []
         receives = []

@@ -1,5 +1,5 @@
 """Exchanges of ranges of vectors on GPUs, with the interface of dist/host/exchange.py. Calls and messages are queued on
-a stream, so the host neither moves them on nor waits."""
+a stream, so the host neither advances them nor waits."""
 
 from dist.gpu.buffers import device_zeros
 from dist.host.exchange import FLOAT32
@@ -7,10 +7,10 @@ from dist.wire import WireFormat
 
 
 class StreamExchange:
-    """Exchanges by a `kind`: DeviceCollectives, AllreduceCall, DeviceRing, DeviceTree or NodeExchange. Collective.
+    """Exchanges of a `kind`: DeviceCollectives, AllreduceCall, DeviceRing, DeviceTree or NodeExchange. Collective.
 
-    With error feedback, `errors` keeps what rounding takes from this rank's sums, and the next exchange adds it. A
-    stream runs one exchange after the other, so one_at_a_time, which host exchanges need, changes nothing.
+    With error feedback, `errors` keeps the rounding errors of this rank's sums, and the next exchange adds them. A
+    stream runs one exchange after the other, so one_at_a_time, which host exchanges need, has no effect.
     """
 
     def __init__(self, kind, comm, ranges, wire_format: WireFormat = FLOAT32, one_at_a_time: bool = False):
@@ -41,16 +41,16 @@ class StreamExchange:
         yield from ()
 
     def _errors_of(self, start: int, stop: int) -> list:
-        """Return the arguments for an exchange that rounds, beside a range's gradients."""
+        """Return the errors of a range, if an exchange takes them, as a list of arguments."""
         return [] if self.errors is None else [self.errors[start:stop]]
 
 
 class StreamEngine:
     """Queues exchanges on a stream: dist.progress_engine.ProgressEngine for GPUs.
 
-    device: has `stream`, on which it computes, and `cupy`. stream: for the exchanges, the same one or another. Then
-    events order the two: an exchange runs after the compute queued before `start`, and compute queued after `finish`
-    runs after the exchange.
+    device: has `stream`, on which it computes, and `cupy`. stream: for the exchanges, the same one or another. Events
+    order two streams: an exchange runs after the compute queued before `start`, and compute queued after `finish` runs
+    after the exchange.
     """
 
     def __init__(self, device, stream):
@@ -67,11 +67,11 @@ class StreamEngine:
         return self._mark(self._stream)
 
     def finish(self, end=None) -> None:
-        """Make compute that is queued from now on wait for the exchange with that end, or for all."""
+        """Make compute that is queued from now on wait for the exchange that has this end, or for all."""
         self._computes.wait_event(end or self._mark(self._stream))
 
     def progress(self) -> bool:
-        """Do nothing: the stream moves its calls on by itself."""
+        """Do nothing: the stream runs its calls by itself."""
         return False
 
     def _mark(self, stream):

@@ -1,7 +1,7 @@
 """GPU-aware MPI: detect an MPI library that takes arrays on the GPU like arrays in host memory, and call it.
 
-Another library may read the address as host memory and die. So nothing is tried before the library has said that it
-can; then a small sum is checked.
+A library without GPU support may read the address as host memory and crash. So nothing is tried before the library has
+declared support; then a small sum is checked.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ PROOF_ELEMENTS = 256
 
 
 def says_gpu_aware() -> tuple[bool, str]:
-    """Return (whether the MPI library says that it takes CUDA's arrays, the source of the answer). After MPI_Init."""
+    """Return (whether the MPI library says that it takes CUDA arrays, the source of the answer). After MPI_Init."""
     version = MPI.Get_library_version()
     if "CRAY" in version.upper():
         return _variable("MPICH_GPU_SUPPORT_ENABLED")
@@ -36,7 +36,7 @@ def says_gpu_aware() -> tuple[bool, str]:
 
 
 def is_proven(comm, device) -> bool:
-    """Return whether a sum over the ranks of arrays on their GPUs is right on all of them. Collective.
+    """Return whether an Allreduce of arrays on the ranks' GPUs is right on all ranks. Collective.
 
     Only for a library that says it is GPU-aware: training would make the same call a moment later.
     """
@@ -85,7 +85,7 @@ def _variable(name: str) -> tuple[bool, str]:
 
 
 def _mapped_libraries() -> list[ctypes.CDLL]:
-    """Return this process's MPI libraries; mpi4py may have loaded them with their functions hidden from others."""
+    """Return this process's MPI libraries; mpi4py may have loaded them with RTLD_LOCAL."""
     with open("/proc/self/maps") as maps:
         paths = sorted(set(MPI_LIBRARY.findall(maps.read())))
     return [ctypes.CDLL(path) for path in paths]

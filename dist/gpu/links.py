@@ -1,4 +1,4 @@
-"""Messages between pipeline stages whose arrays lie on GPUs: those of dist/stage_links.py, through host memory."""
+"""Messages between pipeline stages for arrays on GPUs: dist/stage_links.py through host memory."""
 
 from math import prod
 
@@ -12,8 +12,8 @@ from dist.world import World
 class LinksThroughHost:
     """Has the methods of StageLinks, for arrays of float32 or bfloat16; messages are float32. Collective.
 
-    The host waits for the copy down before it sends. Compute that is queued next waits for the copy up of received
-    rows. shard_sums: the stage's, if any: each rank sends its share, and the GPUs join the shares.
+    The host waits for the copy from the GPU before it sends. Compute that is queued next waits for the copy of received
+    rows to the GPU. shard_sums: of the stage, if any: each rank sends its share, and the GPUs join the shares.
     """
 
     def __init__(self, stages_world: World, shape: tuple[int, ...], phase, staging: HostStaging, shard_sums=None):
@@ -28,9 +28,9 @@ class LinksThroughHost:
         self.progress = self._links.progress
         self._sent = self._pinned(count)
         self._received = self._pinned(count)
-        self._sent_head = None  # made when the head first travels, as _received_head is
+        self._sent_head = None  # allocated when the head first travels, like _received_head
         self._received_head = None
-        self._head = None  # its destination on the GPU
+        self._head = None  # the received head's destination on the GPU
         self._brought = staging.computed()
 
     def receive(self, direction: int, into) -> None:

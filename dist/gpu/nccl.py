@@ -1,8 +1,8 @@
 """NCCL under the names of mpi4py: the calls that strategies make, for float32 arrays on the GPU.
 
 All calls are queued on one stream: a call sends the results of earlier work, later work sees what the call received,
-and the host waits for neither. NCCL hangs if ranks make their calls in different orders. A rank's communicators, of all
-ranks and those split from it, share one stream, so there is one order: that of the strategy's calls.
+and the host waits for neither. NCCL hangs if ranks make their calls in different orders. All communicators of a rank
+share one stream, so there is one order: the order of the strategy's calls.
 """
 
 import warnings
@@ -18,7 +18,7 @@ from dist.mpi import MPI
 def missing_nccl() -> str | None:
     """Return why NCCL cannot be used in this process, or None."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # CuPy's, of several lines, if it does not find the library
+        warnings.simplefilter("ignore")  # CuPy warns in several lines if it does not find the library
         try:
             from cupy.cuda import nccl
         except ImportError as error:
@@ -41,7 +41,7 @@ class NcclComm(DeviceComm):
         self._communicator = nccl.NcclCommunicator(self.size, unique_id, self.rank)
 
     def Reduce(self, send, receive, op=None, root: int = 0) -> None:
-        """Sum into `receive` of the root, or in place of its own vector: MPI.IN_PLACE."""
+        """Sum into the root's `receive`, which holds the root's own vector if send is MPI.IN_PLACE."""
         own = receive if send is MPI.IN_PLACE else send
         target = own if receive is None else receive  # NCCL writes on the root alone
         self._communicator.reduce(*self._pair(own, target), own.size, *self._sum, root, self.stream.ptr)
@@ -74,7 +74,7 @@ class NcclComm(DeviceComm):
         self._for_each_part(counts, lambda root, part: self.Bcast(flat[part], root))
 
     def send_and_receive(self, sends, receives) -> None:
-        """Make all calls in one group: a send waits for its receive, so single calls could wait in a circle."""
+        """Make all calls in one group: a send waits for its receive, so single calls could deadlock."""
         types = {np.float32: self._nccl.NCCL_FLOAT32, np.uint16: self._nccl.NCCL_BFLOAT16}
         calls = [
             partial(call, _address(array, types), array.size, types[array.dtype.type], peer, self.stream.ptr)
@@ -105,7 +105,7 @@ class NcclComm(DeviceComm):
 
 
 def _address(array, types=(np.float32,)) -> int:
-    """Return the address of an array; TypeError if it has another type than NCCL is told, or gaps."""
+    """Return the address of an array; TypeError if its dtype is not one of `types`, or if it has gaps."""
     if array.dtype.type not in types or not array.flags.c_contiguous:
         names = " or ".join(np.dtype(each).name for each in types)
         raise TypeError(f"NCCL is given {array.dtype} of strides {array.strides}, expected contiguous {names}")

@@ -1,11 +1,11 @@
 """Hierarchical exchange between GPUs: sums within each node, rings of messages between the nodes.
 
-    reduce_scatter  within the node, to one rank a rail;  around the ring of the nodes' ranks of that rail
-    all_gather      around the ring of the rail;  within the node
+    reduce_scatter  within the node, to one rank per rail; then around the ring of each rail
+    all_gather      around the ring of each rail; then within the node
 
-There are as many rails as the smallest node has ranks; the other ranks own nothing and receive everything. A rank owns
-the part of its rail that the ring leaves on its node. A node's port carries 2 (M-1)/M of the vector each way, for M
-nodes: the bound (strategies/hierarchical.py). Only what travels between nodes is rounded.
+There are as many rails as the smallest node has ranks; ranks without a rail own nothing and receive everything. A rank
+owns the part of its rail that the ring leaves on its node. A node's port carries 2 (M-1)/M of the vector each way, for
+M nodes: the lower bound (strategies/hierarchical.py). Only messages between nodes are rounded.
 """
 
 from dist.gpu.collectives import DeviceCollectives

@@ -18,9 +18,9 @@ from dist.waiting import wait, wait_nearby
 
 
 class StreamSums:
-    """Sums by calls of comm, in the order of the compute: NCCL queues them, and the host waits for nothing.
+    """Sums by calls of comm, in order with the compute. NCCL queues them, so the host does not wait.
 
-    elements: of the largest array, of this dtype. phase(name, bytes): as new_shard_sums has it.
+    elements: of the largest array, of this dtype. phase(name, bytes): as in new_shard_sums.
     """
 
     def __init__(self, comm: DeviceComm, elements: int, dtype, phase):
@@ -33,7 +33,7 @@ class StreamSums:
         return cut(count, self.size)[self._comm.rank]
 
     def room(self, shape: tuple[int, ...]) -> None:
-        """Return None: partial rows may lie anywhere."""
+        """Return None: partial sums need no particular buffer."""
 
     def sum(self, rows):
         return self._combined(rows, MPI.SUM)
@@ -69,10 +69,10 @@ class StreamSums:
 
 
 class SumsThroughHost:
-    """Sums by dist/shard_sums.py: rows are copied down into this rank's room in host memory, and their sum up.
+    """Sums by dist/shard_sums.py: rows are copied to this rank's buffer on the host, and their sum back.
 
-    The host waits for the compute before a sum and for the copy down; compute after it waits for the copy up.
-    phase(name, bytes) times the copies; `sums`, which its maker closes, times the sums.
+    Before a sum the host waits for the compute and the copy to the host; compute queued later waits for the copy back.
+    phase(name, bytes) times the copies. `sums` times the sums; its creator closes it.
     """
 
     def __init__(self, sums: ShardSums, staging: HostStaging, phase):
@@ -85,7 +85,7 @@ class SumsThroughHost:
         self._brought = staging.computed()
 
     def room(self, shape: tuple[int, ...]) -> None:
-        """Return None: partial rows lie on the GPU."""
+        """Return None: partial sums stay on the GPU."""
 
     def sum(self, rows):
         return self._through(rows, self._sums.sum)
@@ -100,7 +100,7 @@ class SumsThroughHost:
         stops = np.cumsum([array.size for array in arrays])
         room = self._sums.room((int(stops[-1]),))
         hosts = np.split(room, stops[:-1])
-        wait(self._brought)  # from this room
+        wait(self._brought)  # copied from this buffer
         if self._sums.rank == 0:
             for array, host in zip(arrays, hosts, strict=True):
                 self._bring_down(array, host)

@@ -1,14 +1,14 @@
-"""Host staging: copies between float32 vectors in host memory and a GPU's arrays, beside the compute.
+"""Host staging: copies between float32 vectors in host memory and a GPU's arrays, while the GPU computes.
 
 Exchange buffers, including windows that ranks share, are pinned in place (registered with the driver). If the driver
-refuses, CUDA goes through its own pinned memory: the numbers are the same, but the host waits for each copy.
+refuses, CUDA copies through its own pinned memory: the numbers are the same, but the host waits for each copy.
 """
 
 import numpy as np
 
 from dist.ranges import cut
 
-CHUNK = 4 << 20  # elements that are cast or updated at once, while the chunk before them is copied
+CHUNK = 4 << 20  # elements that are cast or updated at once, while the previous chunk is copied
 NOT_READY = 600  # cudaErrorNotReady
 
 
@@ -87,7 +87,7 @@ class HostStaging:
         return copied
 
     def computed(self) -> Copied:
-        """Return the moment when the compute queued so far is done."""
+        """Return the end of the compute queued so far."""
         return self._mark(self.device.stream)
 
     def before_compute(self, copied: Copied) -> None:
@@ -101,7 +101,7 @@ class HostStaging:
         try:
             self._runtime.hostRegister(array.ctypes.data, array.nbytes, 0)
         except self._runtime.CUDARuntimeError:
-            return  # too much memory is locked, or the driver cannot pin: CUDA then uses its own
+            return  # too much memory is locked, or the driver cannot pin: CUDA then uses its own pinned memory
         self._pinned.append(array)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """How a node's GPUs are linked with each other and with network cards: the matrix that `nvidia-smi topo -m` prints.
 
-A cell is the path between the devices of its row and column, X where they are one (nvidia-smi's legend):
+A cell is the path between the devices of its row and column, X on the diagonal (nvidia-smi's legend):
 
     NV#   a bonded set of # NVLinks
     PIX   at most a single PCIe bridge
@@ -33,7 +33,7 @@ def gpu_topology(command=COMMAND, limit_s: float = OUTPUT_LIMIT_S) -> dict | Non
 def parse_matrix(text: str) -> dict | None:
     """Parse the output of `nvidia-smi topo -m` into a dict, ready for JSON; None if it is no such matrix.
 
-    gpus: for each {"name": "GPU0", "cpus": "0-55,112-167", "numa": "0"}, None where the output has no value
+    gpus: for each GPU {"name": "GPU0", "cpus": "0-55,112-167", "numa": "0"}, None where the output has no value
     nics: for each network card {"name": "NIC0", "device": "mlx5_0"}
     links: {"GPU0": {"GPU1": "NV18", "NIC0": "PIX", ...}, ...}, of each GPU to every other device
     """

@@ -2,11 +2,11 @@
 
     packed(flat, part, errors)  the array to send for flat[part]: a partial sum, or a final value of this rank
     unpacked(received)          the float32 values of a partial sum; valid until the next call
-    gathered(flat, part)        the memory that final values of flat[part] are received into and sent on from
+    gathered(flat, part)        the buffer that receives final values of flat[part] and sends them on
     arrived(flat, part)         write the final values, packed or gathered, into flat
 
-part is a slice. errors is None, or float32 and as long as flat: the rank that rounds keeps there what rounding takes
-away, and adds it to the same element in the next exchange.
+part is a slice. errors is None, or float32 and as long as flat: the rank that rounds keeps the rounding error there,
+and adds it to the same element in the next exchange.
 """
 
 import numpy as np

@@ -1,15 +1,15 @@
 """All-reduces of NumPy arrays for any program: the sum over all ranks, in place, in one call.
 
     allreduce = HierarchicalAllReduce(world)          # once; collective
-    allreduce(gradient)                               # as often as there is something to sum; collective
+    allreduce(gradient)                               # for each array to sum; collective
 
-    RingAllReduce          around a ring of all ranks: 2 (N-1)/N D in and out of each; many bytes, one rank a node
-    TreeAllReduce          up and down two binary trees: 2 log2(N) dependent messages; many ranks, few bytes
+    RingAllReduce          around a ring of all ranks: 2 (N-1)/N D in and out of each; for many bytes, one rank per node
+    TreeAllReduce          up and down two binary trees: 2 log2(N) dependent messages; for many ranks, few bytes
     HierarchicalAllReduce  MPI's sum in the node, a ring of the nodes' leaders, MPI's broadcast in the node: 2 (M-1)/M D
-                           through a node's port; several ranks a node
+                           through a node's port; for several ranks per node
 
-D: bytes of the array, N: ranks, M: nodes. Each sum is made once and then passed on: the same bits on every rank.
-For strategies exchange.py has ranges, overlap with compute, bfloat16.
+D: bytes of the array, N: ranks, M: nodes. Each sum is computed once and then passed on, so all ranks get the same bits.
+For strategies, exchange.py adds ranges, overlap with compute, and bfloat16.
 """
 
 import itertools
@@ -31,7 +31,7 @@ TAGS = 1 << 14
 class AllReduce:
     """Base class of the all-reduces below. Collective: all ranks of a world make one.
 
-    segment_bytes: the most that one message holds. Messages use communicators of their own, apart from the program's.
+    segment_bytes: of the largest message. Messages have their own communicators, separate from the program's.
     """
 
     def __init__(self, world: World, segment_bytes: int = MOST_SEGMENT_BYTES):

@@ -1,13 +1,13 @@
 """Exchanges of ranges of vectors in host memory, for strategies: host_ring.py and host_tree.py, with wires and tags.
 
-An exchange, here or between GPUs (dist/gpu/exchange.py), is made of (comm, ranges, wire_format) and has:
+An exchange, here or between GPUs (dist/gpu/exchange.py), is constructed from (comm, ranges, wire_format) and has:
 
-    engine                                  starts and moves on exchanges, in one order on all ranks
+    engine                                  starts and advances exchanges, in the same order on all ranks
     is_lossy                                whether values arrive rounded
-    errors                                  (size,) float32: what rounding took from this rank's sums so far, or None
-    start_allreduce(vector, start, stop)    for Replicated: starts to bring the sum of [start, stop) to all ranks
+    errors                                  (size,) float32: rounding errors of this rank's sums so far, or None
+    start_allreduce(vector, start, stop)    for Replicated: starts an all-reduce of [start, stop)
     reduce_scatter(vector, start, stop)     for Sharded, an iterator for `engine`: each rank gets the sum of its part
-    all_gather(vector, start, stop)         the same: all ranks get the owners' parts
+    all_gather(vector, start, stop)         likewise: all ranks get the owners' parts
     own_part(start, stop)                   the part of a range that this rank owns, perhaps none
 
 Vectors are float32; the WireFormat says how they travel.
@@ -22,15 +22,15 @@ from dist.ranges import longest
 from dist.wire import WireFormat
 
 FLOAT32 = WireFormat()
-TAGS = 1 << 14  # of exchanges under way at once; every MPI allows twice as many
+TAGS = 1 << 14  # used in turn; every MPI allows twice as many
 
 
 class RingExchange:
     """Exchanges around one ring of the ranks of comm (host_ring.py). Collective.
 
     addends: other vectors of this rank's node, added to its own on the way. one_at_a_time: an exchange starts when the
-    last one has ended, so the wire needs memory for the longest range only (dist/sharded.py). Hierarchical also calls
-    `allreduce`, an iterator, and `round_to_wire`.
+    previous one has ended, so the wire needs memory for the longest range only (dist/sharded.py). Hierarchical also
+    calls `allreduce`, an iterator, and `round_to_wire`.
     """
 
     def __init__(self, comm, ranges, wire_format: WireFormat = FLOAT32, addends=(), one_at_a_time: bool = False):
@@ -42,7 +42,7 @@ class RingExchange:
         self._wire = wire_format.new(size)
         self.is_lossy = wire_format.is_lossy
         self.errors = self._wire.errors
-        # Gathered values are not sums of this rank: their rounding must not mix with the errors that are fed back.
+        # Gathered values are not sums of this rank: their errors must not mix with those that are fed back.
         self._gathering_wire = self._wire if one_at_a_time else replace(wire_format, error_feedback=False).new(size)
         self._tags = itertools.cycle(range(1, TAGS))
 
@@ -52,8 +52,8 @@ class RingExchange:
     def start_allreduce(self, vector, start: int, stop: int) -> None:
         self.engine.start(self.allreduce(vector, start, stop))
 
-    # Plain methods that return generators: all ranks call them, and so take tags, in the same order, whenever the
-    # exchanges begin to move.
+    # Plain methods that return generators: each call takes a tag at once, so all ranks take tags in the same order,
+    # however late the exchanges begin to move.
 
     def allreduce(self, vector, start: int, stop: int, on_own_chunk=None):
         flat, start, stop = self._place(vector, start, stop)
@@ -73,7 +73,7 @@ class RingExchange:
         self._gathering_wire.rounded(vector, start, stop)
 
     def _place(self, vector, start: int, stop: int):
-        """Return (array, start, stop) of a range, counted as in the wire's memory."""
+        """Return (array, start, stop) of a range, as positions in the wire's memory."""
         return (vector[start:stop], 0, stop - start) if self._one_at_a_time else (vector, start, stop)
 
 

@@ -2,10 +2,10 @@
 
 The vector is cut into one chunk per rank. In the reduce-scatter, chunk r starts at rank r+1 and travels the ring to
 rank r, and each rank adds its own values on the way. In the all-gather it travels on, and every rank keeps a copy. A
-rank sends and receives (N-1)/N of the vector in each half: no schedule moves less.
+rank sends and receives (N-1)/N of the vector in each of the two collectives: no schedule moves less.
 
 Chunks travel in segments, passed on as they arrive, so the network waits neither for additions nor for the end of a
-step. These are generators for the ProgressEngine. wire: a dist.wire.PlainWire. tag: of this exchange's messages alone.
+step. These are generators for the ProgressEngine. wire: a dist.wire.PlainWire. tag: used by this exchange only.
 """
 
 from collections import deque
@@ -18,8 +18,8 @@ from dist.ranges import cut_range
 def allreduce(comm, flat, addends, start, stop, wire, tag, on_own_chunk=None):
     """Generator: replace flat[start:stop], of wire.dtype or float32, by its sum over comm's ranks and their `addends`.
 
-    addends: other vectors of this rank's node to add to its own (hierarchical), or none. Each sum is made once, in a
-    fixed order: the same bits on every rank and in every run. All ranks give the same range and tag. on_own_chunk: see
+    addends: other vectors of this rank's node to add to its own (hierarchical), or none. Each sum is computed once, in
+    a fixed order, so all ranks and all runs get the same bits. All ranks pass the same range and tag. on_own_chunk: see
     all_gather.
     """
     sends = yield from _reduce_scatter(comm, flat, addends, start, stop, wire, tag)
@@ -27,13 +27,13 @@ def allreduce(comm, flat, addends, start, stop, wire, tag, on_own_chunk=None):
 
 
 def reduce_scatter(comm, flat, addends, start, stop, wire, tag):
-    """Generator: leave the sum of this rank's part of flat[start:stop] (`own_chunk`); overwrite the rest."""
+    """Generator: sum this rank's part of flat[start:stop] (`own_chunk`) in place; overwrite the rest."""
     sends = yield from _reduce_scatter(comm, flat, addends, start, stop, wire, tag)
     yield from sends
 
 
 def _reduce_scatter(comm, flat, addends, start, stop, wire, tag):
-    """Return the sends that may not have ended, in the order in which all_gather needs their memory."""
+    """Return the sends that may not be complete, in the order in which all_gather reuses their memory."""
     size = comm.size
     rank = comm.rank
     chunks = [wire.segments(*chunk) for chunk in cut_range(start, stop, size)]
@@ -47,7 +47,7 @@ def _reduce_scatter(comm, flat, addends, start, stop, wire, tag):
 
     def take(index, segment, received):
         _add(flat, segment, addends, wire.unpacked(received))
-        if index < len(arriving) - len(chunks[rank]):  # the last to arrive stays: it is complete
+        if index < len(arriving) - len(chunks[rank]):  # the last chunk to arrive is the complete sum, and stays
             send(segment)
 
     for segment in chunks[rank - 1]:
@@ -61,8 +61,8 @@ def _reduce_scatter(comm, flat, addends, start, stop, wire, tag):
 def all_gather(comm, flat, start, stop, wire, tag, earlier_sends=(), on_own_chunk=None):
     """Generator: bring every owner's chunk of flat[start:stop] to every rank.
 
-    earlier_sends: of the same vector, in the order in which its segments come back. on_own_chunk(start, stop) is called
-    once, when this rank's chunk is final and its sends are posted, not when they have completed.
+    earlier_sends: from the same vector, in the order in which its segments come back. on_own_chunk(start, stop) is
+    called once, when this rank's chunk is final and its sends are posted, not when they have completed.
     """
     size = comm.size
     rank = comm.rank
@@ -74,7 +74,7 @@ def all_gather(comm, flat, start, stop, wire, tag, earlier_sends=(), on_own_chun
         sends.append(comm.Isend(buffer, (rank + 1) % size, tag))
 
     def take(index, segment, received):
-        if index < len(arriving) - len(chunks[(rank + 1) % size]):  # the last to arrive is the next rank's own
+        if index < len(arriving) - len(chunks[(rank + 1) % size]):  # the last chunk to arrive is the next rank's own
             send(received)
         wire.arrived(flat, *segment)
 

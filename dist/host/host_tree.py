@@ -1,11 +1,11 @@
-"""All-reduce over two binary trees of the same ranks: half of the vector is summed up and sent down each.
+"""All-reduce over two binary trees of the same ranks: each reduces half of the vector and broadcasts the sum.
 
-In one binary tree half of the ranks are leaves and forward nothing, while every inside rank forwards the data of two.
-In a second tree the roles are exchanged, so all ranks send and receive alike (Sanders, Speck and Träff, "Two-tree
+In one binary tree half of the ranks are leaves and forward nothing; every interior rank combines data of two children.
+A second tree swaps leaves and interior ranks, so all send and receive equally (Sanders, Speck and Träff, "Two-tree
 algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35, 2009; NCCL's double binary tree).
 
-A rank inside one tree sends and receives 2 D, in about 2 log2(N) dependent messages instead of the ring's 2 (N-1): for
-many ranks and small vectors. Segments follow each other, so all levels, up and down, work at once.
+A rank that is interior in one tree sends and receives at most 2 D bytes. The critical path is about 2 log2(N) messages,
+not the ring's 2 (N-1): for many ranks and small vectors. Segments are pipelined, so all levels work at once.
 """
 
 from collections import deque
@@ -33,10 +33,10 @@ def allreduce(comm, flat, start, stop, wire, tags):
 
 
 def _up(comm, flat, pieces, parent, children, wire, tag, partial_sends):
-    """Add the children's values to each piece and send it up; at the root it is final, and is sent down."""
+    """Add the children's values to each piece and send it to the parent; the root sends final sums to children."""
     incoming = [_incoming(comm, child, tag, pieces, wire) for child in children]
     final_sends = []
-    # zip asks all children before it waits for one, so all their receives are posted.
+    # zip advances the generators of all children before the first wait, so all their receives are posted.
     for piece, *arriving in zip(pieces, *incoming, strict=True):
         for request, buffer in arriving:
             yield request
@@ -55,7 +55,7 @@ def _down(comm, flat, pieces, parent, children, wire, tag, partial_sends):
     sends = []
     for index, (piece, (request, buffer)) in enumerate(zip(pieces, incoming, strict=True)):
         yield request
-        yield partial_sends[index]  # the same memory; it has arrived, as it is in the sum
+        yield partial_sends[index]  # sent from this memory; complete by now, since the final sum contains it
         final = wire.gathered(flat, *piece)
         final[:] = buffer
         sends += [comm.Isend(final, child, tag) for child in children]
@@ -66,7 +66,7 @@ def _down(comm, flat, pieces, parent, children, wire, tag, partial_sends):
 def _incoming(comm, source, tag, pieces, wire):
     """Yield (request, buffer) of each piece that one rank sends, with receives posted ahead.
 
-    A buffer may be reused as soon as the next pair is asked for.
+    A buffer is valid until the next pair is requested.
     """
     longest = max(high - low for low, high in pieces)
     landing = [np.empty(longest, wire.dtype) for _ in range(min(wire.receives_ahead, len(pieces)))]
@@ -84,14 +84,14 @@ def double_tree(size: int) -> tuple[list[int | None], list[int | None]]:
     """Return (parents in tree A, parents in tree B) of ranks 0 .. size-1; None for a tree's root.
 
     In each tree a rank has at most two children and is at most ceil(log2(size)) edges below the root. Every rank is
-    inside (has children) in one tree and a leaf in the other; only rank 0 of an odd size has one child in each. So no
+    interior (has children) in one tree and a leaf in the other; only rank 0 of an odd size has one child in each. So no
     rank has more than two children in all.
     """
     parents = [_in_order_parent(rank, size) for rank in range(size)]
-    if size % 2:  # in tree B the next rank takes each place of tree A
+    if size % 2:  # in tree B, rank r + 1 takes the place of rank r in tree A
         shifted = [parents[rank - 1] for rank in range(size)]
         return parents, [None if parent is None else (parent + 1) % size for parent in shifted]
-    mirrored = reversed(parents)  # rank r takes the place of size-1-r
+    mirrored = reversed(parents)  # in tree B, rank r takes the place of rank size-1-r in tree A
     return parents, [None if parent is None else size - 1 - parent for parent in mirrored]
 
 
@@ -102,8 +102,8 @@ def children_of(rank: int, parents: list[int | None]) -> list[int]:
 def _in_order_parent(rank: int, size: int) -> int | None:
     """Return a rank's parent in the tree whose leaves are the odd ranks and whose root is rank 0.
 
-    A rank's lowest set bit is its height; the parent's is one higher. If that rank does not exist, clearing the bit
-    gives the nearest ancestor that does.
+    The position of a rank's lowest set bit is its height; its parent is one level higher. If that parent does not
+    exist, clearing the bit gives the nearest ancestor that does.
     """
     if rank == 0:
         return None

@@ -1,7 +1,7 @@
 """The reduction operation of MPI's collectives: MPI_SUM, or a user-defined one that also adds bfloat16.
 
 The user-defined operation is a C function compiled by numba. MPI_Op_create takes its address, so no call waits for the
-interpreter lock; a Python function given to mpi4py's Op.Create would. MPI 4.1, section 6.9.5.
+interpreter lock; a Python function given to mpi4py's Op.Create would wait for it. MPI 4.1, section 6.9.5.
 """
 
 import ctypes
@@ -65,7 +65,7 @@ def _handle(kind):
 
 
 def _mpi_function(name: str, *arguments):
-    function = _library()[name]  # a new object each time, whose types can be set
+    function = _library()[name]  # a new object each time, so its types can be set
     function.argtypes = arguments
     function.restype = ctypes.c_int
     return function

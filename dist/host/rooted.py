@@ -1,11 +1,11 @@
-"""Exchanges by MPI's own rooted collectives, all under way at once: each rank is the root of a slice.
+"""Exchanges by MPI's own rooted collectives, many under way at once: each rank is the root of a slice.
 
     reduce-scatter: for each rank r: Ireduce(slice r) to r      all-gather: for each rank r: Ibcast(slice r) from r
 
-A call fills the port of its root's node, so it must not wait for the others. Slices are cut by nodes, so each node's
-port carries the same bytes as root. Calls begin with the first rank of every node, then the second ones, so the roots
-of the calls under way are on all nodes. They advance only while this process is inside MPI: a test of one request
-advances all.
+A call saturates the port of its root's node, so calls with other roots must run at the same time. Slices are cut by
+nodes, so each node's port carries equally many bytes as root. Calls begin with the first rank of every node as root,
+then the second, so the calls under way have roots on all nodes. They advance only while this process is inside MPI: a
+test of one request advances all.
 """
 
 from collections import deque
@@ -19,18 +19,18 @@ from dist.ranges import cut_by_node, cut_range, local_ranks, longest
 from dist.waiting import Condition
 from dist.wire import WireFormat
 
-# A library's call makes its steps one after another, so slices are cut into pieces: several steps are then under way.
-# A piece is longer than a segment of our own messages, because each step waits for the next test of its request.
+# A library runs the steps of a call one after another. Slices are cut into pieces, to have several steps under way. A
+# piece is longer than a segment of our own messages, because each step waits for the next test of its request.
 PIECE_SEGMENTS = 4
 WINDOW = 64  # calls under way: the library holds a buffer for each
-LOOK_NS = 2_000_000  # between two tests of all calls: one takes 0.2 us under MPICH, 1 us under Open MPI
+LOOK_NS = 2_000_000  # between two tests of all calls; each test takes 0.2 us under MPICH, 1 us under Open MPI
 
 
 class RootedExchange:
     """Exchanges among the ranks of comm that add with `operation`, an MPI.Op. Collective.
 
-    placement: the node of each rank. ranges: all that will be exchanged; owners and calls are found once, for all
-    steps. on_call: as CallsTogether's notice.
+    placement: the node of each rank. ranges: all that will be exchanged; owners and calls are determined once, for all
+    steps. on_call: `notice` of CallsTogether.
     """
 
     errors = None
@@ -66,7 +66,7 @@ class RootedExchange:
         return self._comm.Ireduce(piece, None, self._operation, root)
 
     def _for_each_piece(self, name: str, begin: Callable, vector, start: int, stop: int) -> Iterator:
-        """Queue begin(piece, root) for each piece, behind earlier ranges. vector: this range only."""
+        """Queue begin(piece, root) for each piece, behind earlier ranges. vector: the values of this range only."""
         first = self._calls.count
         for root, (low, high) in self._pieces[start, stop]:
             piece = vector[low - start : high - start]
@@ -76,9 +76,9 @@ class RootedExchange:
 
 
 def pieces_of(placement: list[int], start: int, stop: int, length: int) -> list[tuple[int, tuple[int, int]]]:
-    """Return (root, bounds) in the order of the calls: every root's first piece, then every second one.
+    """Return (root, bounds) in the order of the calls: every root's first piece, then every root's second, and so on.
 
-    Roots go round the nodes: the first rank of each, then the second ones. length: the most elements of a piece.
+    Roots alternate between nodes: the first rank of each node, then the second of each. length: of a piece, at most.
     """
     slices = cut_by_node(placement, start, stop)
     local = local_ranks(placement)
@@ -89,9 +89,9 @@ def pieces_of(placement: list[int], start: int, stop: int, length: int) -> list[
 
 
 class CallsTogether:
-    """Queue of nonblocking collectives. Each begins when fewer than `most` are under way, so all begin in one order.
+    """Queue of nonblocking collectives. They begin in order, each when fewer than `most` are under way.
 
-    notice(name, bytes, root), if given, hears each start; its result's `ended()`, each end.
+    notice(name, bytes, root), if given, is called at each start; `ended()` of the object that it returns, at each end.
     """
 
     def __init__(self, most: int, notice: Callable | None = None):
@@ -109,7 +109,7 @@ class CallsTogether:
         self.count += 1
 
     def are_done(self, count: int) -> bool:
-        """Return whether the first `count` calls are complete; begin others meanwhile."""
+        """Return whether the first `count` calls are complete; begin queued calls meanwhile."""
         while self._under_way and self._under_way[0].Test():
             self._under_way.popleft()
             self._done += 1

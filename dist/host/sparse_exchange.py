@@ -1,16 +1,16 @@
 """Exchange of a sparse embedding gradient, and of the rows' parameters, among ranks in host memory.
 
-Each rank owns stretches of the flat table, which may begin and end within a row. An owner gets only rows that it has a
-part of:
+Each rank owns stretches of the flat table, which may begin and end within a row. An owner gets only rows of which it
+owns at least a part:
 
-    to_owners   each node sends its sums of gradients to the owners, which add them to the table's
+    to_owners   each node sends its sums of gradients to the owners, which add them to the table's gradient
     everywhere  the same, and then the owners send their rows to all ranks
     fetch       each node asks the owners for rows of parameters
 
-An owner makes each sum once, in a fixed order: the same bits in every run, and on all ranks. Rows travel as float32
-whatever the wire format: they are few. First all ranks tell each other which rows follow. Then they go in rounds: in
-each, a rank sends to one other and receives from one. Rows go in segments, which are made and added one at a time, so
-there is never a second copy of all rows. Written as generators (progress_engine.py).
+An owner computes each sum once, in a fixed order, so all ranks and all runs get the same bits. Rows are few, and travel
+as float32 whatever the wire format. First all ranks announce which rows follow. Then rows travel in rounds: in each, a
+rank sends to one rank and receives from one. Segments of rows are made and added one at a time, so there is never a
+second copy of all rows. Written as generators (progress_engine.py).
 """
 
 from bisect import bisect_left
@@ -21,16 +21,16 @@ import numpy as np
 
 from dist.sparse_gradient import SparseGradient, common
 
-TAG = 1  # messages between two ranks arrive in their order
+TAG = 1  # one is enough: messages between two ranks arrive in order
 SEGMENT_BYTES = 1 << 18  # of rows
-AHEAD = 2  # segments under way each way
+AHEAD = 2  # segments under way in each direction
 
 
 class SparseExchange:
     """Exchanges the rows of `sparse` that the nodes of comm's ranks look up. Collective.
 
     stretches: ((start, stop), owner) of the flat table, in any order. One exchange is under way at a time. `flat`
-    begins with the table: gradients for the first two exchanges, parameters for the third.
+    begins with the table: gradients for to_owners and everywhere, parameters for fetch.
     """
 
     def __init__(self, comm, sparse: SparseGradient, stretches):
@@ -95,7 +95,7 @@ class SparseExchange:
         return (yield from self._swap(parts, [int(count[0]) for count in counts]))
 
     def _swap(self, parts: list[np.ndarray], counts: list[int]):
-        """Swap ids where `counts` come from each rank; this rank keeps its own."""
+        """Swap ids. counts: how many each rank sends here. This rank keeps its own."""
         come = [np.empty(count, np.int32) for count in counts]
         come[self._comm.rank] = parts[self._comm.rank]
         others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
@@ -105,7 +105,7 @@ class SparseExchange:
         return come
 
     def _rounds(self, leaving: list[np.ndarray], coming: list[np.ndarray], give, take):
-        """Send the rows of `leaving` ids to each rank and receive those of `coming` from each; own rows first.
+        """Send each rank the rows of its `leaving` ids, and receive the rows of its `coming` ids; own rows first.
 
         give(ids, rows) fills the rows of some ids; take(source, ids, rows) uses them.
         """
@@ -121,7 +121,7 @@ class SparseExchange:
             yield from self._round(to, self._segments(leaving[to]), source, self._segments(coming[source]), give, take)
 
     def _round(self, to: int, leaving: list[np.ndarray], source: int, coming: list[np.ndarray], give, take):
-        """Send and receive segments, as far as there is room for their rows."""
+        """Send and receive the segments of a round, at most AHEAD under way in each direction."""
         receives = deque()
         sends = deque()
 
@@ -203,12 +203,12 @@ def segment_rows(rows: int, width: int) -> int:
 
 
 def segments_bytes(rows: int, width: int) -> int:
-    """Return the bytes that an exchange needs beside the rows: segments each way, and those being added."""
+    """Return the bytes of an exchange's buffers: segments in both directions, and those being added."""
     return 4 * segment_rows(rows, width) * width * (2 * AHEAD + 2)
 
 
 def _rows_of(table: np.ndarray):
     def give(ids, rows):
-        np.take(table, ids, axis=0, out=rows, mode="clip")  # "clip" needs no second buffer; all ids are rows
+        np.take(table, ids, axis=0, out=rows, mode="clip")  # "clip" needs no second buffer; all ids are valid
 
     return give

@@ -11,7 +11,7 @@ def mpi_user_function(add, number, element: int, handle_bytes: int, world: int, 
     """Compile MPI_User_function(invec, inoutvec, length, datatype): `add` for `length` elements of a datatype.
 
     number: numba's type of one number; element: the handle of its MPI type. MPI passes another type only if its caller
-    used a derived one made of such numbers. size_of, extent_of, abort: MPI's functions, by ctypes.
+    used a derived type of such numbers. size_of, extent_of, abort: MPI's functions, by ctypes.
     """
     item = number.bitwidth // 8
 

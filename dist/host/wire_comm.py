@@ -10,7 +10,7 @@ class WireComm:
     """A communicator whose collectives below add with `operation`, an MPI.Op, and send bfloat16 if the format says so.
 
     Vectors are float32 and contiguous; each call works in place. Bcast and Allgather also round the sender's values, so
-    all ranks have the same bits. Other calls are the communicator's: --wire and --op do not apply to them.
+    all ranks have the same bits. Other calls go to the communicator: --wire and --op do not apply to them.
     """
 
     def __init__(self, comm, wire_format: WireFormat, operation):
@@ -54,7 +54,7 @@ class WireComm:
         self._unpack(wire, vector)
 
     def Allgather(self, send, vector) -> None:
-        """Gather the ranks' blocks of `vector`, which have one size, in place. send: MPI.IN_PLACE."""
+        """Gather the ranks' blocks of `vector`, which have equal sizes, in place. send: MPI.IN_PLACE."""
         wire = self._room(vector)
         block = len(vector) // self._comm.size
         own = slice(self._comm.rank * block, (self._comm.rank + 1) * block)
@@ -68,7 +68,7 @@ class WireComm:
         return wire
 
     def _room(self, vector, beside: int = 0):
-        """Return the memory that a vector is sent from: its own, or room for as many bfloat16 numbers."""
+        """Return the buffer that a vector is sent from: its own memory, or a buffer for as many bfloat16 numbers."""
         if not self._is_lossy:
             return vector
         if len(self._half) < len(vector) + beside:

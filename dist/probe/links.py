@@ -1,8 +1,8 @@
-"""Measure what links the nodes: the network's latency and rates, and the offsets of the nodes' clocks.
+"""Measure the latency and rates of the network between the nodes, and the offsets of the nodes' clocks.
 
 The network (probe_links): each node's leader talks to its neighbours in a ring of leaders, all at the same time, for
-one to three seconds (streams.py). A stream is as slow as the slower of two ports. So leaders measure both ways around
-the ring, and a node's rate is the one with its better neighbour: a slow port shows at its own node alone.
+one to three seconds (streams.py). A stream is as slow as the slower of two ports. So leaders measure both directions
+around the ring, and a node keeps the better of its two rates: a slow port lowers the rate of its own node alone.
 """
 
 import time
@@ -16,7 +16,7 @@ from dist.world import World
 
 ROUND_TRIPS = 20
 FIRST_S = (0.1, 0.2, 0.4, 0.8)  # lengths of the first streams, until their rates have settled
-THEN_S = (0.15, 0.3)  # of the others
+THEN_S = (0.15, 0.3)  # lengths of the later streams
 LEAST_BUCKET_BYTES = 256 << 10
 LEAST_SEGMENT_BYTES = 60_000  # below Open MPI's eager limit
 MOST_SEGMENT_BYTES = 1 << 20
@@ -42,9 +42,9 @@ def probe_links(world: World) -> list[dict]:
 
 
 def bucket_bytes(links: list[dict]) -> int:
-    """Return how much to exchange at once so that one twentieth of the exchange is latency.
+    """Return how many bytes to exchange at once so that one twentieth of the exchange is latency.
 
-    A ring of M nodes passes 2 (M-1) messages on: 20 * 2 (M-1) latency = 2 (M-1)/M bytes / rate, solved for bytes.
+    A ring of M nodes has 2 (M-1) dependent messages: 20 * 2 (M-1) latency = 2 (M-1)/M bytes / rate, solved for bytes.
     """
     if not links:
         return LEAST_BUCKET_BYTES
@@ -60,8 +60,8 @@ def rate_both_ways(links: list[dict]) -> float | None:
 def segment_bytes(rate: float | None) -> int:
     """Return the bytes an exchange sends at once, over links of `rate` bytes/s, or in memory (None).
 
-    A segment costs a message's software time, some 0.1 ms on a rank that slept. So it should take several times as long
-    on the link: SEGMENT_S. On slow links this stays below Open MPI's eager limit, so no message waits for an answer.
+    A segment costs a message's software time, some 0.1 ms on a rank that slept. So its time on the link should be
+    several times longer: SEGMENT_S. On slow links no message exceeds Open MPI's eager limit and waits for an answer.
     """
     if rate is None:
         return MOST_SEGMENT_BYTES
@@ -70,9 +70,9 @@ def segment_bytes(rate: float | None) -> int:
 
 def _probe(leaders) -> dict[str, float]:
     latency = _latency(leaders)
-    emptied, _ = _streams(leaders, 1, True, True, FIRST_S, LEAST_PIECE_BYTES)  # uses up what ports saved for a burst
-    # Take the fastest rank's rate: a rank that sends to a slow port waits for answers through it, and would choose the
-    # smallest pieces. Then too few bytes are under way where answers wait behind a neighbour's data.
+    emptied, _ = _streams(leaders, 1, True, True, FIRST_S, LEAST_PIECE_BYTES)  # uses up the ports' burst allowance
+    # Take the fastest rank's rate: a rank that sends to a slow port waits for answers through that port, and would
+    # choose the smallest pieces. Then too few bytes would be under way while answers wait behind a neighbour's data.
     size = piece_bytes(leaders.allreduce(emptied.bytes_per_s, MPI.MAX))
     ways = [_rates(leaders, size, direction) for direction in ((1, -1) if leaders.size > 2 else (1,))]
     return {"latency_s": latency} | {name: max(rates[name] for rates in ways) for name in ways[0]}
@@ -81,8 +81,8 @@ def _probe(leaders) -> dict[str, float]:
 def _rates(leaders, size: int, direction: int) -> dict[str, float]:
     """Return the rates to the neighbour in one direction, and from the neighbour in the other.
 
-    For "out" and "in" the even leaders send first, then the odd ones. In a ring of an odd number two neighbours are
-    even: there a leader sends and receives in the same turn.
+    For "out" and "in" the even leaders send first, then the odd ones. In a ring of odd length two neighbours are even:
+    one of them sends and receives in the same turn.
     """
     odd = leaders.rank % 2
     sender_odd = (leaders.rank - direction) % leaders.size % 2
@@ -129,8 +129,8 @@ def clock_offset(world: World) -> dict[str, int]:
     """Compare this node's clock with rank 0's. Collective.
 
     {"offset_ns": what to add to this rank's time to get rank 0's, "error_ns": the most by which that can be wrong,
-    "at_ns": when it was measured, in this rank's own time}. The node's leader asks rank 0 for its time, again and
-    again. The answer that came back soonest counts; half of its round trip bounds the error (Cristian 1989).
+    "at_ns": when it was measured, in this rank's own time}. The node's leader asks rank 0 for its time repeatedly. The
+    answer with the shortest round trip counts; half of this round trip bounds the error (Cristian 1989).
     """
     leaders = [place["rank"] for place in world.places if place["local_rank"] == 0 and place["rank"] != 0]
     answer = {"offset_ns": 0, "error_ns": 0, "at_ns": time.perf_counter_ns()}

@@ -1,13 +1,13 @@
 """Count the bytes through a node's network ports, with the counters that the kernel keeps of every interface.
 
 /sys/class/net/NAME/statistics/{rx,tx}_bytes count bytes, link headers included. An Ethernet card sees frames: 1514
-bytes for 1448 of TCP's data, 1.045 of what was sent. A virtual host's port (veth) sees packets of up to 64 KiB with one
-header each, 1.001 of what was sent, unless its shaper cuts them (virtual_cluster.py's --burst below 64 KiB).
+bytes for 1448 bytes of TCP data, 1.045 times the data. A virtual host's port (veth) sees packets of up to 64 KiB with
+one header each, 1.001 times the data, unless its shaper cuts them (virtual_cluster.py's --burst below 64 KiB).
 
-They miss what MPI sends over InfiniBand, past the kernel. /sys/class/infiniband/DEVICE/ports/PORT/counters has
-port_{rcv,xmit}_data, which count it in units of 4 bytes (IBTA specification 1, 16.1.3.5, PortCounters). With RoCE these
-hold the RDMA traffic, the interfaces' counters the rest. port_xmit_wait counts the ticks in which a port had data to
-send but could not.
+They miss MPI's messages over InfiniBand, which bypass the kernel. /sys/class/infiniband/DEVICE/ports/PORT/counters has
+port_{rcv,xmit}_data, which count those in units of 4 bytes (IBTA specification 1, 16.1.3.5, PortCounters). With RoCE
+these hold the RDMA traffic, the interfaces' counters the rest. port_xmit_wait counts the ticks in which a port had data
+but could not send.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,8 @@ INFINIBAND_UNIT = 4
 class Ports:
     """The counted ports of a node, with their `names`. Any rank of the node may read them.
 
-    Each byte counts once: without loopback, and interfaces whose bytes others carry: bonds, bridges, VLANs, IP over
-    InfiniBand. Where the node has devices, interfaces without one are left out too: containers', tunnels.
+    Each byte counts once: loopback is left out, and so are interfaces whose bytes another port carries: bonds, bridges,
+    VLANs, IP over InfiniBand. On a node with devices, interfaces without one are left out too: containers', tunnels.
     """
 
     def __init__(self, system: Path = Path("/sys")):
@@ -53,7 +53,7 @@ class Ports:
         return sum(counter() for counter in self._stalls)
 
     def has_lost_link(self) -> bool:
-        """Return whether an interface has lost the link it had when this object was made: a cable, a switch."""
+        """Return whether an interface has lost the link that it had when this object was made (a cable, a switch)."""
         return not all(link() for link in self._links)
 
 
@@ -79,7 +79,7 @@ def _infiniband(folder: Path) -> list[tuple]:
 
 
 def _open(path: Path) -> Callable[[], int]:
-    """Return a function that reads the counter, 0 if it has no number. The file stays open: opening takes longest."""
+    """Return a function that reads the counter, 0 if it has no number. The file stays open, because opening is slow."""
     try:
         file = path.open("rb", buffering=0)
     except OSError:

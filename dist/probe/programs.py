@@ -13,7 +13,7 @@ OPEN_MPI_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFI
 OPEN_MPI_MORE_RANKS_THAN_CORES = {
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    # Otherwise a waiting rank never leaves its core to a working one.
+    # Otherwise a waiting rank never yields its core to a computing rank.
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 OPEN_MPI = "Open MPI"
@@ -32,14 +32,14 @@ LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 
 def is_first(names: tuple[str, ...], environment=os.environ) -> bool:
-    """Return whether the launcher calls this process 0, by the first of `names` (RANKS, LOCAL_RANKS) it has set."""
+    """Return whether this process has number 0, by the first of `names` (RANKS, LOCAL_RANKS) that the launcher set."""
     return next((environment[name] for name in names if name in environment), "0") == "0"
 
 
 def find_mpirun() -> str | None:
-    """Return the mpirun beside this Python (an MPI from PyPI), else the one on PATH (a module's, a distribution's).
+    """Return the mpirun beside this Python (an MPI from PyPI), else the one on PATH (of a module or a distribution).
 
-    mpi4py, too, finds an MPI from PyPI first: an mpirun of another MPI would start N worlds of size 1.
+    mpi4py also finds an MPI from PyPI first: an mpirun of another MPI would start N worlds of size 1.
     """
     beside = Path(sys.prefix) / "bin" / "mpirun"
     return str(beside) if beside.exists() else shutil.which("mpirun")

@@ -1,9 +1,9 @@
 """Measure the rate that a link sustains: stream pieces from a node to its neighbour until the receiver has enough.
 
-What is sent first may go faster than the link: into a shaper's token bucket, a switch's memory, a socket's buffers. So
-the rate counts only from the middle of the time on, when these are full, and only if it has settled there. The receiver
-ends the stream after a time, so probing a slow link takes hardly longer than probing a fast one. A few pieces are under
-way at once, each until its receiver has answered: the link always has something to carry, and short queues.
+The first bytes may move faster than the link: into a shaper's token bucket, a switch's memory, a socket's buffers. So
+the rate is measured in the second half of the stream, when these are full, and counts only if it has settled there. The
+receiver ends the stream after a fixed time, so probing a slow link takes hardly longer than probing a fast one. A few
+pieces are under way at once, each until its receiver has answered: this keeps the link busy and queues short.
 """
 
 import time
@@ -17,9 +17,9 @@ from dist.waiting import Pauses, barrier
 
 LEAST_PIECE_BYTES = 8 << 10
 MOST_PIECE_BYTES = 1 << 20
-PIECE_S = 1e-3  # a piece's time on the link: long beside the software's time for it, short beside the stream's
+PIECE_S = 1e-3  # a piece's time on the link: much longer than its software time, much shorter than the stream
 PIECES_UNDER_WAY = 8  # half of them fill the link while the answers of the others come back
-LEAST_COUNTED = 8  # pieces in the counted time
+LEAST_COUNTED = 8  # least number of pieces in the counted time
 SETTLED = 0.7  # least ratio of the rates in the two halves of the counted time
 DATA, ANSWER, RESULT = range(3, 6)  # tags
 
@@ -59,7 +59,7 @@ def stream(comm, to: int | None, source: int | None, seconds: float, size: int) 
 def sustained(arrivals: list[tuple[float, int]], from_s: float) -> Rate:
     """Return the rate of the pieces, (time in s, bytes) each, that came later than `from_s` after the first.
 
-    The first of these opens the counted time. There are LEAST_COUNTED of them or more.
+    The first of these begins the counted time. There are at least LEAST_COUNTED of them.
     """
     times, sizes = (np.array(column, float) for column in zip(*arrivals, strict=True))
     counted = times >= times[0] + from_s
@@ -76,7 +76,7 @@ def _rate(times: np.ndarray, amounts: np.ndarray, start: int, stop: int) -> floa
 
 
 def _tell(comm, to: int | None, source: int | None, received: Rate | None) -> Rate | None:
-    """Send the rate that this rank received to the sender, and return the rate that its own receiver saw."""
+    """Tell the sender the rate measured here, and return the rate that this rank's own receiver measured."""
     answer = comm.irecv(source=to, tag=RESULT) if to is not None else None
     told = comm.isend(received, source, tag=RESULT) if received else None
     result = answer.wait() if answer else None

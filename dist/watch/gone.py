@@ -1,10 +1,10 @@
 """After SIGTERM, end the ranks that wait for a rank that is gone: they cannot do what the signal asks for.
 
-Where a rank has died, `srun --kill-on-bad-exit` sends SIGTERM to the remaining ranks, and SIGKILL only after SLURM's
-KillWait, 30 s by default. A training answers SIGTERM with a checkpoint, for which all ranks must meet. Ranks that wait
-in MPI for the dead one never return, and Python's signal handler does not run there. But their watchdog's threads run.
-A rank is gone if it shows no life and no SIGTERM, while all others have received SIGTERM and wait (stalls.py). One rank
-concludes that, names the rank that is gone, marks its own record, and ends. The others see the mark, and end.
+If a rank has died, `srun --kill-on-bad-exit` sends SIGTERM to the remaining ranks, and SIGKILL only after SLURM's
+KillWait, 30 s by default. Training answers SIGTERM with a checkpoint, for which all ranks must meet. Ranks that wait in
+MPI for the dead rank never return, and Python's signal handler does not run there. But their watchdog threads run. A
+rank is gone if it shows no sign of life and no SIGTERM, while all others have received SIGTERM and wait (stalls.py).
+One rank concludes that, names the gone rank, marks its own record, and ends. The others see the mark, and end.
 """
 
 from dist.watch.live import LivePositions
@@ -23,10 +23,10 @@ class EndWithoutGone:
     def look(self) -> list[int] | None:
         """Return the gone ranks; [] if another rank has named them and this one must end; None if none is gone.
 
-        Call it often from the moment when SIGTERM has come to this rank.
+        Call it often after this rank has received SIGTERM.
         """
         self._live.pulse(is_asked=True)
-        if self._live.unseen:  # a rank there may live, and do what was asked for
+        if self._live.unseen:  # a rank on an unseen host may live, and write the checkpoint
             return None
         if self._is_published:
             self._live.publish()
@@ -38,5 +38,5 @@ class EndWithoutGone:
         if seen.has_end():
             return []
         if not seen.are_silent(self._lookout.before):
-            return None  # a rank in `before` lives, and does it
+            return None  # a rank in `before` lives, and judges
         return seen.find_gone() or None

@@ -1,4 +1,4 @@
-"""The present position of every rank, for threads that must not call MPI: one record per rank, in shared memory.
+"""The current position of every rank, for threads that must not call MPI: one record per rank, in shared memory.
 
 A rank writes its own record as it enters and leaves phases, so the record stays true when the rank hangs. Ranks of the
 same node read it in the node's shared memory. Other nodes read it from a file, RUN/traces/node-00002.live: a copy of
@@ -19,13 +19,13 @@ from dist.waiting import barrier
 from dist.world import World
 
 FIELDS = (
-    "run",  # a random number: a file of an earlier run may be left
+    "run",  # a random number, to recognize files of earlier runs
     "rank",
     "pid",
     "pulse",  # counts up while the rank's threads run
     "changes",  # phases entered and left so far
     "step",
-    "meetings",  # phases of the step entered so far in which ranks meet
+    "meetings",  # phases in which ranks meet, entered so far in this step
     "phase",  # 0 between phases, else counted from 1
     "moved",  # bytes through the node's ports so far; 0 on a single node
     "cut_off",  # 1 if one of these ports has lost its link; 0 on a single node
@@ -35,7 +35,7 @@ FIELDS = (
 POSITION = np.dtype([(name, "<i8") for name in FIELDS])
 RUN, RANK, PID, PULSE, CHANGES, STEP, MEETINGS, PHASE, MOVED, CUT_OFF, ASKED, ENDS = range(len(POSITION))
 LEFT = 1 << 40  # the step of a rank that has nothing more to do
-SHARED_WITHIN_S = 1.0  # after this time, the others see a file made on one node
+SHARED_WITHIN_S = 1.0  # after this time, a file made on one node is visible on the others
 
 
 def read_positions(path: Path) -> np.ndarray:
@@ -49,7 +49,7 @@ def read_positions(path: Path) -> np.ndarray:
 
 
 class LivePositions:
-    """The ranks' records. Collective: made by all ranks at the same moment.
+    """The ranks' records. Collective: all ranks make it together.
 
     phases: all names; meetings: phases in which ranks wait for each other. `unseen`: hosts whose records this rank
     cannot read, because `folder` is not on a file system that they share.
@@ -88,11 +88,11 @@ class LivePositions:
         own[CHANGES] = self._changes
 
     def leave(self) -> None:
-        """Record that this rank meets no other rank any more."""
+        """Record that this rank will not wait for other ranks again."""
         self._own[STEP] = LEFT
 
     def end(self) -> None:
-        """Tell all other ranks that this rank ends, and that they must end, too."""
+        """Tell all other ranks that this rank ends, and that they must end."""
         self._own[ENDS] = 1
         if self._world.node_count > 1:
             self.publish()
@@ -118,7 +118,7 @@ class LivePositions:
             finally:
                 os.close(file)
         except OSError:
-            pass  # a full or absent disk: the others see that nothing changes any more, and training goes on
+            pass  # a full or absent disk: the others see no further changes, and training goes on
 
     def read(self, others) -> np.ndarray:
         """Return (ranks,) POSITION, by rank, of this node and of the nodes in `others` that can be seen."""
@@ -130,9 +130,9 @@ class LivePositions:
         """Free the records. Collective over the node; no thread may use them any more."""
         barrier(self._world.local_comm)
         if self._world.local_rank == 0:
-            with suppress(OSError):  # the folder may not be written any more
+            with suppress(OSError):  # the folder may have become read-only or unavailable
                 self._path(self._world.node).unlink(missing_ok=True)
-                self._folder.rmdir()  # only if it is empty, as no step has been traced
+                self._folder.rmdir()  # only if it is empty, because no step has been traced
         self._own = self._node = None
         self._window.Free()
 
@@ -140,7 +140,7 @@ class LivePositions:
         return self._folder / f"node-{node:05d}.live"
 
     def _read(self, node: int) -> np.ndarray:
-        """Return another node's records of this run; none without a file, or for this node: its are in memory."""
+        """Return another node's records of this run; none without a file, or for this node (in memory)."""
         if node == self._world.node:
             return np.empty(0, POSITION)
         positions = read_positions(self._path(node))

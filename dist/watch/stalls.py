@@ -1,4 +1,4 @@
-"""Find the ranks that hold up the others, or that nobody does, from the ranks' positions (live.py).
+"""Find the ranks that hold up the others, or a network that stands still, from the ranks' positions (live.py).
 
 The watchdog (watchdog.py) passes in the positions it sees, with the time of its own clock.
 """
@@ -12,9 +12,9 @@ import numpy as np
 from dist.watch.live import LEFT, LivePositions
 from dist.world import World
 
-# Through a node's ports. The system and the watchdogs send less than this; an exchange sends more.
+# Bytes/s through a node's ports. The system and the watchdogs send less than this; an exchange sends more.
 STANDING_BYTES_S = 1e5
-MOST_MEETINGS = 1 << 20  # a step has fewer: step and meetings make one number that only grows
+MOST_MEETINGS = 1 << 20  # a step has fewer, so step and meetings combine into one growing number
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Stall:
 class Observation:
     """The ranks' positions as one rank sees them, and for how long each has not changed.
 
-    By phase number: is_meeting, whether all ranks wait for each other in it; is_wait, whether ranks wait in it for some
-    others, such as another pipeline stage. after_s: a longer wait is too long. longest_s: the most that counts of the
-    time between two looks, so no rank is accused after the whole job was suspended.
+    is_meeting, is_wait: by phase number, whether all ranks wait for each other in a phase, or for some others, such as
+    another pipeline stage. after_s: a longer wait is too long. longest_s: a longer time between two looks counts as
+    this, so no rank is accused after the whole job was suspended.
     """
 
     def __init__(self, is_meeting: np.ndarray, after_s: float, longest_s: float, is_wait: np.ndarray | None = None):
@@ -107,10 +107,10 @@ class Observation:
         return seen["rank"][gone].tolist() if is_certain else []
 
     def _standing(self, progress: np.ndarray, waits: np.ndarray) -> np.ndarray:
-        """Return (ranks,) bool: the ranks that hold up those that wait: they have come the least far and do not move.
+        """Return (ranks,) bool: the ranks that hold up the waiting ranks: they have come the least far and do not move.
 
-        If there are none, and ranks wait for some others: those that have come no further than these, and wait for
-        nobody.
+        If there are none, and some ranks wait only for some others: ranks that wait for nobody, do not move, and have
+        come no further than the furthest of those.
         """
         phase = self._positions["phase"]
         still = (self._still_s >= self._after_s) & ~self._is_wait[phase]
@@ -162,8 +162,8 @@ class Observation:
 class Lookout:
     """Decides when one rank looks at the positions of all, so that thousands of ranks do not read thousands of files.
 
-    Ranks 0 and 1 do, and the leaders of the other nodes once these two are silent. `before`: the ranks that judge the
-    others unless they are silent; None for a rank that never does. first_nodes: of ranks 0 and 1.
+    Ranks 0 and 1 look, and the leaders of the other nodes once these two are silent. `before`: this rank judges only if
+    these ranks are silent; None for a rank that never judges. first_nodes: of ranks 0 and 1.
     """
 
     def __init__(self, world: World, live: LivePositions, new_observation: Callable[[], Observation]):
@@ -176,7 +176,7 @@ class Lookout:
         self._all = new_observation()
 
     def look(self) -> Observation | None:
-        """Look at all ranks and return what is seen; None if other ranks do."""
+        """Look at all ranks and return the observation; None if this is left to other ranks."""
         now = time.monotonic()
         if self.before is None:
             return None

@@ -4,12 +4,12 @@ Every rank has a thread that shows that the rank lives. Rank 0's thread also jud
 rank 0 itself hangs, rank 1's thread does. If both are gone, the leader of a remaining node does: a launcher that has
 lost a host may let the others wait forever.
 
-Where ranks have waited too long in an exchange, stalls.py names the culprits: ranks that show no life, or whose node's
+If ranks have waited too long in an exchange, stalls.py names the culprits: ranks that show no life, or whose node's
 port has lost its link, else those that have come the least far and do not move on. If all ranks are in the same
-exchange, it is slow, and no rank is named; but if nothing passes through any node's ports, the network is. When SIGTERM
-has asked the job to end, gone.py ends the ranks that wait for one that is gone.
+exchange, it is slow, and no rank is named; but if nothing passes through any node's ports, the network is named. When
+SIGTERM has asked the job to end, gone.py ends the ranks that wait for one that is gone.
 
-The threads call no MPI function but its abort: a rank that hangs may hold any lock of the MPI library.
+The threads call no MPI function but MPI_Abort: a rank that hangs may hold any lock of the MPI library.
 """
 
 import os
@@ -26,11 +26,11 @@ from dist.watch.live import LivePositions
 from dist.watch.stalls import Lookout, Observation, Stall
 from dist.world import PRINTING_S, World, end_job
 
-LOOKS = 20  # in the time that a rank may wait; more if a pause between two would exceed LONGEST_PAUSE_S
+LOOKS = 20  # within after_s; more if a pause between two looks would exceed LONGEST_PAUSE_S
 LONGEST_PAUSE_S = 2.0
-GONE_S = 1.0  # time beyond a pause without a sign of life after which a rank is gone
+GONE_S = 1.0  # a rank is gone after a pause and this time without a sign of life
 TICK_S = 0.25  # between checks for SIGTERM: after it, seconds count
-SILENT_PAUSES = 4  # without a pulse, after which the next rank takes over from a silent one
+SILENT_PAUSES = 4  # a rank without a pulse for so many pauses is silent: the next takes over
 NAMED_AT_MOST = 3
 
 
@@ -38,7 +38,7 @@ class Watchdog:
     """Watches the ranks. All ranks make and close it together. Report phases by `on_phase(name or None, step)`.
 
     folder: on a file system that the nodes share. phases: all names; meetings: those in which ranks wait for each
-    other, and which all of them come to equally often. after_s: how long they may wait. ends_job: whether a longer wait
+    other, and which all of them enter equally often. after_s: how long they may wait. ends_job: whether a longer wait
     ends the job; else it prints a line on stderr. waits: phases in which a rank waits for some others. titles: of each
     rank, text to print beside its host: "stage 2 shard 1". is_asked(): whether SIGTERM has come to this rank.
     """
@@ -154,5 +154,5 @@ class Watchdog:
 
 def _say(line: str) -> None:
     # Write in one piece, past the locks of Python's streams: a main thread that hangs may hold them.
-    with suppress(OSError, AttributeError):  # if nobody reads it any more, the thread still goes on looking
+    with suppress(OSError, AttributeError):  # if nobody reads stderr any more, the thread still goes on
         os.write(sys.stderr.fileno(), f"{line}\n".encode(errors="replace"))

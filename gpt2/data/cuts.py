@@ -1,12 +1,12 @@
-"""Cut a text into pieces whose tokens, concatenated, are the tokens of the whole text.
+"""Cut a text into pieces whose concatenated tokens are the tokens of the whole text.
 
 GPT-2's tokenizer divides a text by a regular expression (encoder.py in the openai/gpt-2 repository) and encodes each
-match on its own. So a text may be cut where a match ends in any surroundings:
+match on its own. So a text may be cut wherever a match must end, whatever the rest of the text:
 
 - between a character that is not white space and white space;
 - between two of the classes letter, digit and sign. An apostrophe is an exception: "'s" in "it's" is one match. Only
   characters that have the same class in every version of Unicode count. "|" is left out, to keep <|endoftext|> whole;
-- before the last of several white-space characters, if a character that is not white space follows, since that match
+- before the last of several white-space characters, if a character that is not white space follows, because that match
   includes the last one. This rule needs the text after the cut, so it is for complete texts only.
 """
 
@@ -28,7 +28,7 @@ IN_COMPLETE_TEXT = f"{ANYWHERE}|[{WHITE}](?=[{WHITE}][^{WHITE}])"
 
 
 class Cutter:
-    """Finds where pieces end: at the last possible cut within `characters` characters, or else the first one after.
+    """Finds where pieces end: at the last possible cut within `characters` characters, or else the first beyond.
 
     places: the regular expression of the character before a cut, ANYWHERE or IN_COMPLETE_TEXT.
     """

@@ -29,13 +29,13 @@ OTHER_MARKS = {  # the order matters: the mark of UTF-32LE begins with that of U
     codecs.BOM_UTF16_BE: "UTF-16",
 }
 LONGEST_LINE = 1 << 28  # bytes: a .jsonl file with a longer line is refused, to limit memory
-PARQUET_ROWS = 64  # decoded together
+PARQUET_ROWS = 64  # rows that are decoded together
 
 
 def read_chunks(source: Input, field: str, splits: bool = False) -> Iterator[Chunk]:
     """Yield the chunks of the file's documents. field: the field of .jsonl, the column of .parquet.
 
-    splits: each <|endoftext|> in the text ends a document, too.
+    splits: each <|endoftext|> in the text also ends a document.
     UserError: unreadable, damaged, not UTF-8 (which byte, line or row), a line that is not JSON or lacks the field.
     """
     if source.kind == ".txt":

@@ -20,8 +20,8 @@ KNOWN = "expected .txt, .jsonl or .parquet, the first two also with .gz or .zst 
 EMPTY = "without text"  # why a file is left out
 NAMED_AT_MOST = 3  # paths named for each reason to leave them out
 BLOCK_BYTES = 1 << 20
-PACKED_BYTES = 1 << 16  # of a zstd file that are unpacked at once
-LARGEST_ZSTD_WINDOW = 1 << 31  # what `zstd --long=31` writes
+PACKED_BYTES = 1 << 16  # bytes of a zstd file that are unpacked at once
+LARGEST_ZSTD_WINDOW = 1 << 31  # the window of `zstd --long=31`
 
 
 class Input(NamedTuple):
@@ -164,7 +164,7 @@ def is_known_file(path: Path, remarks: Remarks) -> bool:
 
 
 def classify(path: Path) -> Input | None:
-    """Return kind and packing by the path's extensions, in capitals or not; None if they are unknown."""
+    """Return kind and packing from the path's extensions, in any case; None if they are unknown."""
     inner, packing = os.path.splitext(path.name.lower())
     if packing not in PACKINGS:
         inner = path.name.lower()
@@ -198,7 +198,7 @@ def blocks(source: Input) -> Iterator[bytes]:
 
 
 def zstd_blocks(path: Path) -> Iterator[bytes]:
-    """Yield unpacked bytes frame by frame, as zstandard's own reader accepts a truncated file."""
+    """Yield unpacked bytes frame by frame, because zstandard's own reader accepts a truncated file."""
     try:
         import zstandard
     except ImportError as error:

@@ -47,8 +47,8 @@ def write_shard(path: Path, tokens) -> None:
 class Shard:
     """An open shard: a sequence of tokens whose slices are read from the file.
 
-    A file that is removed or replaced stays readable. A file that is truncated or written to is refused: as a memory
-    map it would end the process with SIGBUS, or silently give other tokens.
+    A file that is removed or replaced stays readable. A file that is truncated or written to is refused: with a
+    memory map the process would end with SIGBUS, or silently read other tokens.
     """
 
     def __init__(self, path: Path, count: int):
@@ -89,7 +89,7 @@ class Shard:
 
 
 def open_shard(path: Path) -> Shard:
-    """Open a shard. UserError: missing, unreadable, not a shard, another version, or not of the header's size."""
+    """Open a shard. UserError: missing, unreadable, not a shard, of another version, or of the wrong size."""
     header, size = read_header(path, SHARD_MAGIC)
     _, version, count = header[:3]
     if version != SHARD_VERSION:
@@ -102,7 +102,7 @@ def open_shard(path: Path) -> Shard:
 
 
 def open_shards(pattern: str) -> list[Shard]:
-    """Open the shards that a path or glob pattern matches, sorted by path. UserError: none, or open_shard's."""
+    """Open the shards that a path or glob pattern matches, sorted by path. UserError: none, or as in open_shard."""
     paths = shard_paths(pattern)
     if not paths:
         raise UserError(

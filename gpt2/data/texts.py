@@ -1,4 +1,4 @@
-"""Tokenize a text into token shards, once: their names contain the content's hash.
+"""Tokenize a text into token shards, only once: file names contain a hash of the content.
 
 The first 90 % of the characters are for training, the rest for validation, each tokenized separately (as in nanoGPT).
 
@@ -51,13 +51,13 @@ def prepare(
             remark(str(remarks))
     stem = f"{name}-{tokenizer_name}-{content_hash(documents, tokenizer_name)[:12]}"
     paths = tuple(Path(folder) / f"{stem}-{part}.bin" for part in ("train", "val"))
-    with suppress(UserError):  # one is missing or damaged: write both below
+    with suppress(UserError):  # if one is missing or damaged, write both below
         for path in paths:
             open_shard(path)
         return paths
     with file_errors(folder, "expected a writable folder for token shards; choose another"):
         Path(folder).mkdir(parents=True, exist_ok=True)
-    # Tokenize both before writing either: a text that is too short leaves no shard behind.
+    # Tokenize both parts before writing: a text that is too short must leave no shard behind.
     parts = [join_tokens(part, encoding) for part in split(documents)]
     for kind, tokens in zip(("training", "validation"), parts, strict=True):
         if len(tokens) < 2:
@@ -71,7 +71,7 @@ def prepare(
 
 
 def shakespeare(path: Path = SHAKESPEARE) -> str:
-    """Return the text, 846,170 ASCII characters. UserError: the file is missing, unreadable or another one."""
+    """Return the text, 846,170 ASCII characters. UserError: the file is missing, unreadable or not this text."""
     with file_errors(path, f"it comes with this project: install it again, {OR_ANOTHER}"):
         content = read_bytes(path)
     found = hashlib.sha256(content).hexdigest()
@@ -87,8 +87,8 @@ def tokens_of(text: str, encoding: tiktoken.Encoding) -> np.ndarray:
     """Return the token ids (n,) uint16 of a text. Special tokens in it count as ordinary text."""
     if encoding.name == "bytes":
         return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.uint16)
-    # In pieces, because tiktoken fails on a million white-space characters before a word. encode_to_numpy does the same
-    # as encode_ordinary without a Python integer for each token.
+    # In pieces, because tiktoken fails on a million white-space characters before a word. encode_to_numpy does what
+    # encode_ordinary does, but without a Python integer for each token.
     pieces = (encoding.encode_to_numpy(piece, disallowed_special=()) for piece in pieces_of(text))
     return np.concatenate([tokens.astype(np.uint16) for tokens in pieces])
 
@@ -123,8 +123,8 @@ def split(documents: list[str]) -> tuple[list[str], list[str]]:
 def read_documents(text: Path, splits: bool = False) -> tuple[list[str], list[Path], Remarks]:
     """Return the documents of a file or a folder, without empty ones; their files; and remarks about them.
 
-    Reads the field or column "text" of .jsonl and .parquet files. splits: as in read_chunks. UserError: as find_inputs
-    and read_chunks, or there is no text.
+    Reads the field or column "text" of .jsonl and .parquet files. splits: as in read_chunks. UserError: as in
+    find_inputs and read_chunks, or there is no text.
     """
     inputs, remarks = find_inputs([text])
     documents = []

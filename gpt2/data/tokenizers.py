@@ -42,7 +42,7 @@ def byte_encoding() -> tiktoken.Encoding:
 
 
 def gpt2_encoding(limit_s: float = DOWNLOAD_LIMIT_S) -> tiktoken.Encoding:
-    """Return GPT-2's tokenizer (Radford et al. 2019), from tiktoken's cache folder or downloaded into it."""
+    """Return GPT-2's tokenizer (Radford et al. 2019), from tiktoken's cache folder, downloading it if missing."""
     outcome = {}
 
     def load():
@@ -74,7 +74,7 @@ def missing_files_message(reason: str) -> str:
 
 
 def cache_folder() -> Path | None:
-    """Return tiktoken's cache folder, by its own rules; None if it must not cache, or has no place."""
+    """Return tiktoken's cache folder, by tiktoken's rules; None if it must not cache, or cannot."""
     for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
         if variable in os.environ:
             return Path(os.environ[variable]) if os.environ[variable] else None

@@ -1,7 +1,7 @@
 """The endless stream of windows that training and evaluation read. A window is T+1 tokens: T inputs and T targets.
 
-The next window's number w is the whole position: epoch w // count, window w % count of that epoch. It does not depend
-on the number of ranks, so a run sees the same data on any number of ranks, and when it resumes.
+The number w of the next window is all there is to store: it means window w % count of epoch w // count. It does not
+depend on the number of ranks, so a run sees the same data on any number of ranks, and when it resumes.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ class Windows:
         return f"{first}{others}: {self.token_count} tokens in shards of at most {max(lengths, default=0)}"
 
     def facts(self, content: int) -> dict[str, int]:
-        """Return facts that identify the data: counts of shards and tokens, how shards begin, a checksum of all tokens.
+        """Return facts that identify the data: counts and checksums of shards and tokens.
 
         content: the sum of the checksums that `check` returned for all parts.
         """
@@ -84,7 +84,7 @@ class Windows:
         """Fill inputs and targets, both (B, T) int32, with windows first .. first+B-1 of the endless stream.
 
         targets[b, t] is the token that follows inputs[b, t]. Calls may come in any order, but ascending
-        `first` is fastest: only one epoch's order is kept (4 bytes a window), and another epoch's is drawn anew.
+        `first` is fastest: only one epoch's order is kept (4 bytes a window), and that of another epoch is drawn again.
         UserError: a shard's file was changed since it was opened.
         """
         T = self.sequence_length
@@ -153,7 +153,7 @@ def check_tokens(shards, vocab_size: int, part: int = 0, parts: int = 1) -> int:
                 f"{shard_name(shards[number], number)}: token {start + position} is {tokens[position]}, expected 0 to "
                 f"{vocab_size - 1}: tokenize the text with the model's tokenizer, or raise --vocab-size"
             )
-        # With the block's place: a plain sum of CRCs would not change if two blocks changed places.
+        # Include the block's place: a plain sum of CRCs would not change if two blocks were swapped.
         block = f"{number} {start} {zlib.crc32(np.ascontiguousarray(tokens, '<u2'))}"
         checksum += int.from_bytes(hashlib.blake2b(block.encode(), digest_size=8).digest())
     return checksum

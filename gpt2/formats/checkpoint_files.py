@@ -35,8 +35,8 @@ def rank_file(rank: int) -> str:
 def write_part(folder: Path, step: int, rank: int, ranges, run: str) -> int:
     """Write a rank's ranges [(array, start, values (n,) float32), ...] into a step's .part folder.
 
-    run: the run's number, also in the facts for `complete`. Creates the folder. Returns the file's size when it is on
-    disk. OSError: the file cannot be written; it is removed.
+    run: the run's number, as in the facts for `complete`. Creates the folder. Returns the file's size, once the file is
+    on disk. OSError: the file cannot be written; it is removed.
     """
     pieces = {
         f"{array}[{start + low}:{start + low + len(values[low : low + LONGEST])}]": values[low : low + LONGEST]
@@ -80,7 +80,7 @@ class StoredRange:
 
 
 def read_index(path: Path, size: int, run: str) -> list[StoredRange]:
-    """Return the ranges of a rank's file. UserError: another size, not such a file, or of another run."""
+    """Return the ranges of a rank's file. UserError: wrong size, not such a file, or of another run."""
     _check_size(path, size)
     tensors, checksums = read_header(path)
     if checksums.get(RUN) != run:

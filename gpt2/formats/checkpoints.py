@@ -9,10 +9,10 @@ renamed. checkpoint_files.py describes a rank's file. Ranges are numbered along 
 checkpoint can be read by any number of ranks.
 
 If several ranks share one model (format 2), ranges are numbered along the flat buffer of a model shard, and the names
-of its arrays begin with its stage and tp rank, as in s1t0_m. checkpoint.json says how the model was cut. Any other cut,
-or a whole model, can read it (boxes.py).
+of its arrays begin with its stage and tp rank, as in s1t0_m. checkpoint.json says how the model was cut. A whole
+model, or one cut otherwise, can read it (boxes.py).
 
-Only folders with exactly these names are ever removed, and nothing behind a symbolic link.
+Only folders with exactly these names are ever removed; symbolic links are never followed to remove anything.
 """
 
 import json
@@ -56,7 +56,7 @@ def folder_name(step: int) -> str:
 
 
 def not_finite(layout: Layout, ranges) -> str | None:
-    """Return the first nan or infinity in ranges like write_part's, with its array and tensor, as text; or None."""
+    """Return the first nan or infinity in ranges (as in write_part), with its array and tensor, as text; or None."""
     for array, start, values in ranges:
         place = first_not_finite(values)
         if place is not None:
@@ -79,7 +79,7 @@ def complete(part: Path, facts: dict, files: dict[str, int], check: Callable[[],
     sync_folder(part)  # before the rename: a folder with this name is complete
     check()
     if final.is_symlink():
-        final.unlink()  # its target stays
+        final.unlink()  # a link; its target stays
     elif final.exists():
         shutil.rmtree(final)  # the run resumed from an earlier step and reached this step again
     part.rename(final)
@@ -90,7 +90,7 @@ def complete(part: Path, facts: dict, files: dict[str, int], check: Callable[[],
 def remove_old(folder: Path, keep: int, every: int = 0) -> None:
     """Remove all checkpoints except the newest `keep`, those of every `every`-th step (0: none), and milestones.
 
-    A milestone is one whose facts say so: an earlier start kept it. Symbolic links to other checkpoints are ignored.
+    The facts of a milestone say that an earlier start kept it. Symbolic links to other checkpoints are ignored.
     """
     for path in [path for path in newest_first(folder) if not path.is_symlink()][keep:]:
         if (every and _step_of(path) % every == 0) or _is_milestone(path):
@@ -251,7 +251,7 @@ def _layouts(config: GPT2Config, layers: Sequence[int], parts: int) -> dict[str,
 def _shards_in(path: Path, facts: dict) -> dict[str, Layout]:
     """Return {array_prefix: layout} of a checkpoint's model shards.
 
-    path: the marker's. UserError: it does not describe a cut of this model.
+    path: of the marker. UserError: it does not describe a cut of this model.
     """
     config = GPT2Config(**facts["model"])
     if facts["format"] == WHOLE:

@@ -1,12 +1,12 @@
 """Read GPT-2 folders of Hugging Face's transformers. huggingface_export.py writes them.
 
     config.json                         the model's shape (huggingface_config.py)
-    model.safetensors                   all tensors (safetensors.py), or, of a large model:
-    model-00001-of-00002.safetensors    some tensors each, and
+    model.safetensors                   all tensors (safetensors.py), or, for a large model:
+    model-00001-of-00002.safetensors    a part of the tensors each, and
     model.safetensors.index.json        {"metadata": {"total_size": bytes}, "weight_map": {tensor name: file}}
 
-A layer's matrices are (inputs, outputs) there (class Conv1D), (outputs, inputs) here; wte is not padded there. The head
-is the token embedding: if there is a lm_head.weight, it must be equal. Causal masks in old files are skipped. Names may
+In these files a layer's matrices are (inputs, outputs) (class Conv1D), here (outputs, inputs); wte is not padded. The
+head is the token embedding: a separate lm_head.weight must equal it. Causal masks in old files are skipped. Names may
 begin with the names of wrappers around the saved model, as in _orig_mod.transformer.wte.weight.
 """
 
@@ -38,7 +38,7 @@ LAYER = {
     "fc_weight": "mlp.c_fc.weight", "fc_bias": "mlp.c_fc.bias",
     "fcproj_weight": "mlp.c_proj.weight", "fcproj_bias": "mlp.c_proj.bias",
 }  # fmt: skip
-SKIPPED = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)|n_averaged", re.ASCII)  # causal masks; AveragedModel's count
+SKIPPED = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)|n_averaged", re.ASCII)  # causal masks; AveragedModel's counter
 # Words that wrappers add to names: torch.compile; DataParallel, DDP, DeepSpeed and AveragedModel; FSDP; activation
 # checkpointing; Lightning's Fabric; a module with the model as self.model.
 WRAPPERS = {

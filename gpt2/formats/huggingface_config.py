@@ -59,7 +59,7 @@ def write_config_file(path: Path, config: GPT2Config, stored: str) -> None:
         **{name: values[0] for name, values in MEANINGS.items()},
         "n_inner": None,
         "tie_word_embeddings": True,
-        # Trained without dropout; the default there is 0.1.
+        # We train without dropout; the default of transformers is 0.1.
         "embd_pdrop": 0.0,
         "attn_pdrop": 0.0,
         "resid_pdrop": 0.0,

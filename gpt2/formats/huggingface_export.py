@@ -30,7 +30,7 @@ def write_parameters(
     """Write float32 parameters in host memory as a folder, in float32 or, rounded, in bfloat16.
 
     ranges: as in llmc.py. shard_bytes: the most bytes of tensors in one file, unless a tensor is larger. tokenizer:
-    also write its files, unless None. The folder appears complete or not at all. UserError: it exists and is not empty,
+    unless None, also write its files. The folder appears complete or not at all. UserError: it exists and is not empty,
     or cannot be written.
     """
     layout = parameters.layout

@@ -1,7 +1,7 @@
 """Write the files that transformers' AutoTokenizer needs: a byte-level BPE, from tiktoken's ranks.
 
     vocab.json, merges.txt    for the slow tokenizers: {token: id}; the merged pairs in order
-    tokenizer.json            for the package tokenizers: the same, with all settings
+    tokenizer.json            for the package `tokenizers`: the same, with all settings
     tokenizer_config.json     the tokenizer's class and special tokens; special_tokens_map.json repeats the latter
 
 A token's bytes are written as text, with a printable character for each byte (GPT-2's encoder.py, bytes_to_unicode,
@@ -60,7 +60,7 @@ def _split(token: bytes, rank: int, ranks: dict[bytes, int]) -> tuple[bytes, byt
 
 
 def write_tokenizer(folder: Path, encoding: tiktoken.Encoding, context: int) -> None:
-    """Write the files into an existing folder. encoding: from gpt2/data/tokenizers.py. context: the model's.
+    """Write the files into an existing folder. encoding: from gpt2/data/tokenizers.py. context: of the model.
 
     Slow tokenizers need merges, so they get no files if the encoding has none.
     """
@@ -91,7 +91,7 @@ def vocabulary_of(encoding: tiktoken.Encoding) -> dict[str, int]:
 def tokenizer_of_folder(folder: Path) -> str | None:
     """Return the name of the tokenizer in a folder: "gpt2", "bytes", or OTHER; None if there is none.
 
-    All tokens and ids are compared: a GPT-2 of another language often has as many. UserError: the file is damaged.
+    All tokens and ids are compared: a GPT-2 of another language often has as many tokens. UserError: a file is damaged.
     """
     for name, within in (("tokenizer.json", ["model", "vocab"]), ("vocab.json", [])):
         if (folder / name).is_file():
@@ -125,7 +125,7 @@ def described(vocabulary: dict[str, int], merges: list[str], special: dict[str, 
         "padding": None,
         "added_tokens": [{"id": number, "content": name} | added for name, number in special.items()],
         "normalizer": None,
-        "pre_tokenizer": byte_level,  # its expression is GPT-2's, which tiktoken uses, too
+        "pre_tokenizer": byte_level,  # it uses GPT-2's regular expression, as tiktoken does
         "post_processor": byte_level | {"trim_offsets": False},
         "decoder": byte_level,
         "model": model | {"fuse_unk": False, "byte_fallback": False, "vocab": vocabulary, "merges": merges},

@@ -17,7 +17,7 @@ SHARD_MAGIC = 20240520
 MODEL_MAGIC = 20240326
 CHOICES_MAGIC = 20240522
 
-# A wrong file is usually another of llm.c's.
+# A wrong file is usually another kind of llm.c file.
 KNOWN_FILES = {
     SHARD_MAGIC: "an llm.c token shard: give it to --train-data or --val-data",
     MODEL_MAGIC: "an llm.c model checkpoint: give it to --init",

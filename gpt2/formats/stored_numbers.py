@@ -23,8 +23,8 @@ def fill(parameters: Parameters, read: Callable, filled=no_hook) -> None:
     """Fill float32 parameters in host memory, range by range of the layout; filled(start, stop) follows each.
 
     read(tensor, first, rows) fills `rows` with a tensor's rows, as the kernels see it, from row `first` on. A model
-    shard that holds rows of a tensor reads only these. If its box is cut otherwise, it reads the whole tensor. wte's
-    pad rows are set to 0.
+    shard that holds rows of a tensor reads only these. If it holds another box, it reads the whole tensor. The
+    pad rows of wte are set to 0.
     """
     layout = parameters.layout
     for start, stop in layout.held_ranges:

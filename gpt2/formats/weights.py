@@ -4,7 +4,7 @@
     FOLDER               of Hugging Face's transformers, or the .safetensors file in it (huggingface.py)
     RUN                  a run folder: its newest checkpoint; or one of its checkpoints/step-*
 
-Each format's module has a read_config and a read_parameters; the functions here choose the module. read_parameters
+Each format's module has read_config and read_parameters; the functions here choose the module. read_parameters
 fills `parameters`, float32 in host memory, from a model of the same GPT2Config; wte's pad rows become 0. It calls
 filled(start, stop) after each range of the layout.
 """
@@ -20,7 +20,7 @@ from gpt2.formats import checkpoints, huggingface, llmc
 from gpt2.parameters import Layout, Parameters, first_not_finite, no_hook
 
 STEP = re.compile(r"step-(\d+)", re.ASCII)
-PICKLES = (b"\x80", b"PK\x03\x04")  # torch.save's first bytes: before version 1.6, and since
+PICKLES = (b"\x80", b"PK\x03\x04")  # the first bytes of torch.save's files: before version 1.6, and since
 
 
 def read_config(path: Path) -> GPT2Config:
@@ -91,7 +91,7 @@ def files(path: Path) -> list[Path]:
 
 
 def check_memory(path: Path, config: GPT2Config, vectors: int = 1) -> None:
-    """Raise a UserError if so many float32 vectors of all parameters do not fit into the available memory."""
+    """Raise a UserError if this many float32 vectors of all parameters do not fit into the available memory."""
     count = llmc.parameter_count(config, config.padded_vocab_size)
     available = available_bytes()
     if available is not None and 4 * count * vectors > available:
@@ -123,7 +123,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 def _left(top: Path, own: str, limit: str, usage: str, cached: str, shared: str) -> list[int]:
     """Return how many bytes the limits of a control group and its parents, up to `top`, still allow.
 
-    Cached file pages do not count as used, as the kernel frees them; cached pages of shared memory do.
+    Cached file pages do not count as used, because the kernel can free them; cached pages of shared memory do.
     """
     left = []
     for folder in (top / own, *(top / own).parents):

@@ -1,7 +1,7 @@
 """A GPT-2 with a key-value cache: the forward pass of a new token computes only that token's row.
 
-One forward pass reads all tokens of the prompt. Each later token is a pass over a single row, whose matrix-vector
-products read every weight once. Runs on any kernel set.
+One forward pass reads all tokens of the prompt. Each later token takes a pass over a single row, whose
+matrix-vector products read every weight once. Runs on any kernel set.
 """
 
 from types import SimpleNamespace

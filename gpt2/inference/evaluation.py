@@ -1,4 +1,4 @@
-"""Losses of texts under a model: of rows of tokens, and of a long text by overlapping windows."""
+"""Compute a model's losses on rows of tokens, and on a long text with overlapping windows."""
 
 import math
 
@@ -8,7 +8,7 @@ from gpt2.errors import UserError
 from gpt2.model import GPT2
 from gpt2.parameters import Parameters
 
-LENGTHS = 32  # rows are padded to a multiple of it: each length needs its own buffers, so there should be few
+LENGTHS = 32  # rows are padded to a multiple of this, because each length needs its own buffers
 
 
 class Scorer:
@@ -58,9 +58,9 @@ class Scorer:
 def strided_windows(count: int, length: int, stride: int) -> list[tuple[int, int, int]]:
     """Return windows (start, stop, first scored) over `count` tokens that score each token but the first once.
 
-    Window w begins at token w * stride and predicts at most `length` tokens, start + 1 .. stop - 1, from those before
-    them in the window. It scores the tokens that no earlier window has scored. So each token is predicted from at least
-    `length - stride` tokens before it, if there are so many.
+    Window w begins at token w * stride and predicts at most `length` tokens, start + 1 .. stop - 1, from earlier ones
+    in the window. It scores the tokens that no earlier window has scored. So each token is predicted from at least
+    `length - stride` tokens before it, if there are that many.
     """
     windows = []
     scored = 1

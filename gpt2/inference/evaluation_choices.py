@@ -90,7 +90,7 @@ def _damaged(path: Path, what: str) -> UserError:
 
 
 def check_examples(path: Path, examples: list[Example], config: GPT2Config, most: int) -> None:
-    """Raise a UserError unless the model can read all examples. most: how many positions of its context are trained."""
+    """Raise a UserError unless the model can read all examples. most: how many context positions were trained."""
     for example in examples:
         longest = len(example.context) + max(map(len, example.endings))
         if longest > most:

@@ -1,4 +1,4 @@
-"""Generate text: the prompt's tokens, sampling one token after another, and decoding them to text."""
+"""Generate text: tokenize the prompt, sample one token after another, and decode the tokens to text."""
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +21,7 @@ class Sampling:
     """How to draw the next token: temperature, top-k (Fan et al. 2018) and nucleus sampling (Holtzman et al. 2020).
 
     temperature: divides the logits; 0 always takes the likeliest token. top_k: only the k likeliest tokens may be
-    drawn; 0 allows all. top_p: of these, only the likeliest, as few as have a probability of top_p together; 1 allows
+    drawn; 0 allows all. top_p: of these, only the likeliest, as few as together have probability top_p; 1 allows
     all. Ties go to the lowest ids.
     """
 

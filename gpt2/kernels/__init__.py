@@ -1,22 +1,22 @@
-"""The kernels of a GPT-2 step, and the sets that implement them.
+"""The kernels of a GPT-2 step, and the two sets that implement them.
 
 Every set offers the functions below with the same arguments: outputs first; a `d` prefix names a gradient. With
-`accumulate`, a backward kernel adds to its parameter gradients (the later microbatches of a step), else it writes them.
+`accumulate`, a backward kernel adds to its parameter gradients (all microbatches but the first), else it writes them.
 Each set decides what linear_gelu_forward and classifier_forward store in `saved`, `exponentials` and `row_scale` for
 their backwards. Shapes: B sequences, T positions, C channels, H heads, V tokens (Vp padded), N = B*T rows. Arrays come
 from `empty`, and no kernel allocates a large one.
 
 A branch is the output of half a block. residual_layernorm_forward adds it, and the bias of the branch's last product,
 to the residual stream. layernorm_backward writes the gradient of that sum and sums its columns, which
-is the bias gradient.
+gives the bias gradient.
 
 Tokens and targets are host (NumPy) integers in every set, sum_of_squares returns a Python float, and to_host a NumPy
-array. All other arrays are the set's own: NumPy's or CuPy's. Parameters, activations and gradients have one dtype.
+array. All other arrays belong to the set: NumPy or CuPy arrays. Parameters, activations and gradients have one dtype.
 Numbers kept for each row (mean, rstd, losses, logsumexp, row_scale) and adamw's m and v are float32 at least.
 
 With a vocabulary shard, embedding and classifier kernels get its first_token, and classifier_forward also tp_group
 (gpt2.model_shards.OneShard has its methods); wpe and its gradient are None on tp ranks that do not hold them. With a
-sparse embedding gradient, classifier kernels get `blocks`, and classifier_forward target_rows: in numpy only.
+sparse embedding gradient, classifier kernels also get `blocks`, and classifier_forward target_rows; only in numpy.
 
 A bound set also has operand_dtype: the dtype of activations that are only operands of products (gpt2/activations.py),
 bfloat16 on CPUs. None means the parameters' dtype.

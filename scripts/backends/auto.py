@@ -1,12 +1,12 @@
 """--strategy auto: choose the strategy, and whether it overlaps, by the shortest expected step.
 
-On cores the cost model predicts the step of every strategy that fits into memory, from the measured links and from
-timed computing (step_timing.py). If the best are near each other, a trial of their exchanges corrects the model. On one
-node overlap is not considered: the cores that compute also exchange, so nothing can be hidden. One rank exchanges
-nothing. All this takes less than two seconds.
+On cores the cost model predicts the step of every strategy that fits into memory, from the measured links and compute
+times (step_timing.py). If the best predictions are close, a trial of their exchanges corrects them. On one node overlap
+is not considered: the cores that compute also exchange, so nothing can be hidden. One rank exchanges nothing. The
+choice takes less than two seconds.
 
 Between GPUs a trial compares all strategies that may be fastest, without overlap unless --overlap is given. The cost
-model knows neither the links inside a node nor NCCL's algorithms.
+model covers neither the links inside a node nor NCCL's algorithms.
 """
 
 import time
@@ -36,19 +36,19 @@ from traces.units import seconds_text
 
 CANDIDATES = 3
 ROUNDS = 3
-NEAR = 1.25  # times the shortest step: the model may be wrong by so much
-TRIAL_S = 0.2  # a trial's exchanges take so long, as predicted
-LONGEST_TRIAL_S = 0.3  # no further round begins after this
+NEAR = 1.25  # times the shortest step: the model may be wrong by this much
+TRIAL_S = 0.2  # predicted time of a trial's exchanges
+LONGEST_TRIAL_S = 0.3  # after this time no further round begins
 LEAST_TRIAL_BYTES = 1 << 18
 MOST_TRIAL_BYTES = 64 << 20
 ALIKE = 2.0  # rates of a link at two starts may differ by this factor
-# The settings that a choice depends on, besides the nodes.
+# A choice depends on these settings and on the nodes.
 DECIDING_FLAGS = (
     "strategy", "overlap", "wire", "op", "error_feedback", "backend", "transport", "tensor_parallel",
     "pipeline_parallel",
 )  # fmt: skip
-LEAST_S = 1e-6  # a prediction counts as at least this; on one node it is 0
-NAMED = 4  # how many others the explanation names, besides the user's own
+LEAST_S = 1e-6  # lower bound of a prediction, which is 0 on one node
+NAMED = 4  # how many other strategies the explanation names, besides the user's own
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ class AutoChoice:
 
 
 def surroundings(settings, job: World, links: list[dict]) -> dict:
-    """Return the facts that a choice depends on, for checkpoints. "rate": the slowest node's, in bytes/s."""
+    """Return the facts that a choice depends on, for checkpoints. "rate": of the slowest node, in bytes/s."""
     flags = {name: getattr(settings, name) for name in DECIDING_FLAGS}
     return flags | {"ranks": job.size, "nodes": [place["node"] for place in job.places], "rate": rate_both_ways(links)}
 
 
 def kept_choice(kept: dict | None, around: dict, settings) -> AutoChoice | None:
-    """Return the choice that a checkpoint holds if flags, nodes and links are still the same; None to choose again."""
+    """Return the checkpoint's choice if flags, nodes and links are still the same; None to choose again."""
     if kept is None or not is_like(kept["around"], around):
         return None
     if settings.overlap not in (None, kept["overlap"]):
@@ -110,7 +110,7 @@ def forms_on_cores(settings, has_links: bool) -> list[Form]:
 
 
 def fitting(forms: list[Form], settings, config: GPT2Config, job: World) -> list[Form]:
-    """Return the forms that fit into the memory of all nodes, as far as that is known. Collective.
+    """Return the forms that fit into the memory of all nodes, as far as its size is known. Collective.
 
     If no form fits, the job ends with one line about the form that needs the least memory.
     """
@@ -137,37 +137,37 @@ def choose_on_cores(
     held = {form: form.kind.traits.memory.of_rank(*places, form.overlap).total for form in forms}
     if world.size == 1:
         best = min(reversed(forms), key=held.get)
-        return AutoChoice(best.name, best.overlap, "one rank exchanges nothing, and this holds least")
+        return AutoChoice(best.name, best.overlap, "one rank exchanges nothing; this strategy needs the least memory")
     cluster = cluster_of(world, links)
     steps = {name: predicted_step(kind, cluster, training, library()) for name, kind in kinds.items()}
     tried = near(forms, steps, count=CANDIDATES if links else 1)
-    said = "by the cost model"
+    said = ""
     if len(tried) > 1 or steps[tried[0]].exchange is None:
         steps |= corrected({name: (kinds[name], steps[name]) for name in tried}, world, cluster, training, wire_format)
-        said += f", corrected by a trial of {' and '.join(tried)}"
+        said = f", corrected by a trial of {' and '.join(tried)}"
     known = [form for form in forms if steps[form.name].exchange is not None]
     beside = {form: steps[form.name].seconds(form.overlap) - training.compute_s for form in known}
     order = sorted(known, key=lambda form: beside[form])
     limit = ABOUT_EQUAL * (beside[order[0]] + training.compute_s)
     equal = [form for form in order if beside[form] + training.compute_s <= limit]
     best = min(sorted(equal, key=forms.index, reverse=True), key=held.get)
-    why = f"it makes a step {seconds_text(beside[best])} longer than its computing, {said}"
+    why = f"predicted {seconds_text(beside[best])} a step for exposed exchange and update{said}"
     return AutoChoice(best.name, best.overlap, why + others_text(best, order, beside))
 
 
 def others_text(best: Form, order: list[Form], beside: dict[Form, float]) -> str:
-    """Describe the next best forms and the user's own. beside: seconds that each form adds to computing."""
+    """Describe the next best forms and the user's own. beside: seconds of exposed exchange and update of each form."""
     others = [form for form in order if form is not best]
     named = [form for at, form in enumerate(others) if at < NAMED or form.name.endswith(OWN_FILE)]
     listed = ", ".join(f"{form} {seconds_text(beside[form])}" for form in named)
-    more = f" and {len(others) - len(named)} more" if len(others) > len(named) else ""
-    return f"; {listed}{more}" if others else ""
+    more = f", {len(others) - len(named)} more" if len(others) > len(named) else ""
+    return f" ({listed}{more})" if others else ""
 
 
 def near(forms: list[Form], steps: dict[str, PredictedStep], count: int) -> list[str]:
     """Return the strategies to try: the `count` fastest if they are close, and all without declared messages.
 
-    On one node the model alone decides, as messages go through memory there.
+    On one node only the model decides, because messages go through memory.
     """
     unknown = dict.fromkeys(form.name for form in forms if form.kind.traits.messages is None)
     shortest = {}
@@ -175,7 +175,7 @@ def near(forms: list[Form], steps: dict[str, PredictedStep], count: int) -> list
         seconds = steps[form.name].seconds(form.overlap)
         if seconds is not None:
             shortest[form.name] = min(seconds, shortest.get(form.name, seconds))
-    if not shortest:  # the algorithms of this MPI are not known
+    if not shortest:  # this MPI's algorithms are unknown
         return [*steps]
     names = sorted(shortest, key=shortest.get)[:count]
     return [name for name in names if shortest[name] <= NEAR * shortest[names[0]]] + [*unknown]
@@ -187,8 +187,8 @@ def corrected(
 ) -> dict[str, PredictedStep]:  # fmt: skip
     """Correct the predicted steps by a trial with shorter vectors. Collective.
 
-    Predicted exchanges are scaled by measured over predicted seconds of the trial. Exchanges that the model does not
-    know are scaled by their bytes.
+    Scale each predicted exchange by the ratio of measured to predicted seconds in the trial. If the model has no
+    prediction, scale the measured exchange by its bytes.
     """
     longest_s = sum(LEAST_S if step.exchange is None else step.exchange.seconds for _, step in tried.values())
     wanted = TRIAL_S / (2 * ROUNDS * max(longest_s, LEAST_S)) * training.parameters * 4
@@ -238,7 +238,7 @@ def choose_on_gpus(world: World, settings, size: int, wire_format: WireFormat, c
     trial_size = whole_shards(min(size, MOST_TRIAL_BYTES // 4), world.size)
     buffers = OwnBuffers(world, trial_size, zeros=partial(device_zeros, comm.device))
     without_feedback = replace(wire_format, error_feedback=False)
-    has_nodes = 1 < world.node_count < world.size  # nodes with several ranks, which some strategies are made for
+    has_nodes = 1 < world.node_count < world.size  # several ranks per node, as some strategies expect
     contenders = {
         name: DeviceContender(world, buffers, form_on_gpus(kind, False), comm, exchange_on_gpus(kind, without_feedback))
         for name, kind in candidates(settings.strategy, "gpus").items()
@@ -246,7 +246,7 @@ def choose_on_gpus(world: World, settings, size: int, wire_format: WireFormat, c
     }
     seconds = measured_seconds(world, contenders, ROUNDS)
     tried = ", ".join(f"{name} {taken * 1e3:.1f} ms" for name, taken in seconds.items())
-    why = f"of {trial_size * 4 / 1e6:.1f} MB in a trial between GPUs, which the cost model does not know: {tried}"
+    why = f"{trial_size * 4 / 1e6:.1f} MB in a trial between GPUs, which the cost model does not cover: {tried}"
     return AutoChoice(min(seconds, key=seconds.get), settings.overlap, why)
 
 

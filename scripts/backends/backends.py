@@ -4,10 +4,10 @@ A backend holds the arrays of a rank's model and of its strategy. Each has
 
     kernels, model                              the kernel set, and the flat arrays that the model computes with
     world, buffers, sum_of_squares,
-    new_optimizer(start, stop)                  what the strategy needs (strategies.base.Job)
-    new_strategy(job, step)                     the strategy as training calls it; `step` steps have been made
+    new_optimizer(start, stop)                  fields of the strategy's Job (strategies.base)
+    new_strategy(job, step)                     the strategy as training calls it, after `step` completed steps
     host_parameters, fetch(start, stop)         parameters in host memory, filled before training; fetch copies a range
-                                                there for model.bin
+                                                into them for model.bin
     device, new_comm(world)                     for ranks that share a model (partners.py): the GPU, and a communicator
                                                 for arrays on it; both may be None
     close()
@@ -89,7 +89,7 @@ class StagedGpuBackend(CpuBackend):
         return optimizer
 
     def new_strategy(self, job, step: int):
-        strategy = super().new_strategy(job, step)  # collective, so optimizers allocate afterwards
+        strategy = super().new_strategy(job, step)  # collective, so allocate optimizers afterwards
         with self.world.together(UserError):
             for optimizer in self._optimizers:
                 optimizer.allocate()
@@ -151,7 +151,7 @@ def exchange_on_gpus(kind: type[Strategy], wire_format: WireFormat):
 
 
 def model_arrays(buffers, layout, zeros) -> FlatPair:
-    """Return arrays for a model, separate from the exchange buffers. Layers share slots if they share them there."""
+    """Return arrays for a model, separate from the exchange buffers. If layers share slots there, they do here."""
     return FlatPair(
         *(
             Slots(layout.held_ranges, zeros) if isinstance(flat, Slots) else zeros(flat.shape)

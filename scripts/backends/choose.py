@@ -1,4 +1,4 @@
-"""Choose the backend: NumPy or CuPy, which GPU, which transport. If a choice is impossible, one line says why."""
+"""Choose NumPy or CuPy, the GPU and the transport. If a choice is impossible, the job ends with a line of reason."""
 
 import importlib.util
 import time
@@ -23,7 +23,7 @@ from strategies.compatibility import operation_of
 @dataclass(frozen=True)
 class ChosenBackend:
     """settings: with backend, transport, strategy, overlap and op decided. make(): makes the backend; collective.
-    facts: the choice for config.json; "auto" holds the choice of --strategy auto."""
+    facts: for config.json; "auto" holds the choice of --strategy auto."""
 
     settings: Settings
     make: Callable[[], object]
@@ -98,7 +98,7 @@ def strategies_of(settings) -> list[type[Strategy]]:
 
 
 def with_operation(settings, operation: str):
-    """Return the settings with this `op` for MPI's reductions in host memory, None if the strategy has no choice."""
+    """Return the settings with this `op` for MPI reductions in host memory, or op None if the strategy has none."""
     return replace(settings, op=operation if find(settings.strategy).traits.operations else None)
 
 
@@ -111,7 +111,7 @@ def with_strategy(settings, config, world, time_step, links: list[dict], wire_fo
     if not is_auto(settings.strategy):
         return settings, None
     begun = time.perf_counter()
-    from scripts.backends import auto  # imports the benchmark, which nothing else here needs
+    from scripts.backends import auto  # imports the benchmark, which only this function needs
 
     around = auto.surroundings(settings, world.job, links)
     choice = auto.kept_choice(kept, around, settings)

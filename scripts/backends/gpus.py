@@ -20,7 +20,7 @@ def own_gpu(local_rank: int) -> int:
     try:
         return local_rank % max(1, runtime.getDeviceCount())
     except runtime.CUDARuntimeError:
-        return 0  # there is no GPU: using it fails with the reason
+        return 0  # no GPU: the first use reports the reason
 
 
 def gpu_identity(index: int) -> dict:
@@ -28,7 +28,7 @@ def gpu_identity(index: int) -> dict:
     cuda = import_cupy().cuda
     bus_id = cuda.Device(index).pci_bus_id
     properties = cuda.runtime.getDeviceProperties(index)
-    # MIG instances share a bus id, and CuPy cuts a UUID at its first zero byte: only both together are unique.
+    # MIG instances share a bus id, and CuPy truncates a UUID at its first zero byte: only both together are unique.
     return {
         "name": properties["name"].decode(),
         "id": f"{bus_id}/{properties['uuid'].hex()}",
@@ -50,17 +50,17 @@ def check_sharing(shared: list[tuple[str, list[int]]], allowed: bool) -> None:
         host, ranks = shared[0]
         raise UserError(
             f"ranks {', '.join(map(str, ranks))} have one GPU on {host}, expected one each: start as many ranks a node "
-            "as it has GPUs, or say --share-gpus"
+            "as it has GPUs, or add --share-gpus"
         )
 
 
 def gpu_kernels(layout, gpu: int, threads: int, tf32: bool = False):
-    """Return CuPy's kernels on this process's GPU `gpu`. Raise UserError if they cannot run, or not with this model."""
+    """Return CuPy's kernels on this process's GPU `gpu`. Raise UserError if they cannot run or do not fit the model."""
     use_gpu(import_cupy(), gpu)  # first, so that a missing GPU is reported before anything about the model
     assert_head_size(layout.config.head_size)
     assert_aligned(layout)
     kernels = load_kernels("cupy", threads, gpu, tf32)
-    kernels.sum_of_squares(kernels.empty((1,)))  # compiles, loads and runs one
+    kernels.sum_of_squares(kernels.empty((1,)))  # compiles, loads and runs one kernel
     return kernels
 
 

@@ -14,8 +14,8 @@ from gpt2.errors import UserError
 class Partners:
     """Makes the exchange for a backend of backends.py. phase: Tracer.interruption. resources: closes the partners.
 
-    Links between pipeline stages always go through host memory. On one stream with sums and exchanges, sends and
-    receives would wait for each other in a circle.
+    Links between pipeline stages always go through host memory. On the stream of sums and exchanges, sends and receives
+    could deadlock.
     """
 
     def __init__(self, backend, phase, resources):

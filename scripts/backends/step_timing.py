@@ -1,8 +1,8 @@
-"""Estimate how long a rank computes in a step, before anything is built.
+"""Estimate a rank's compute time per step before anything is built.
 
 One layer is timed and scaled by floating-point operations; an update of some parameters is scaled by their number. All
-ranks measure at the same time, as they share cores and memory in a step, and the slowest one counts. This is precise
-enough to tell how much of an exchange the computing hides (--strategy auto).
+ranks measure at the same time, because they share cores and memory in a step, and the slowest rank counts. This is
+precise enough to tell how much of an exchange compute can hide (--strategy auto).
 """
 
 import time
@@ -26,7 +26,7 @@ from scripts.prediction.predictor import ONE_NODE_RATE
 from scripts.settings.split_embedding import expected_rows
 
 LAYER_FLOPS = 2e9  # of the timed layer: 0.05 s on a slow core
-WARM_UP_TOKENS = 8  # computed before, to load compiled loops and touch pages
+WARM_UP_TOKENS = 8  # computed before timing, to load compiled loops and touch pages
 LAYER_VOCABULARY = 128  # small, as only the layer is timed, not the head
 UPDATED = 1 << 20  # parameters whose update is timed
 
@@ -34,9 +34,9 @@ UPDATED = 1 << 20  # parameters whose update is timed
 def timed_training(
     world: World, settings, config: GPT2Config, layout: Layout, adamw: AdamWSettings, kernels
 ) -> Training:
-    """Describe and time the work of these ranks in a step. Collective. layout: their model shard's.
+    """Describe and time the work of these ranks in a step. Collective. layout: of their model shard.
 
-    Computing is timed only if there are several nodes, as on one node it hides nothing. kernels: None to time nothing.
+    Forward and backward are timed only on several nodes: on one node they hide nothing. kernels: None to time nothing.
     """
     ranges = tuple(stop - start for start, stop in layout.ranges)
     rows = expected_rows(settings, config, world.size, [place["node"] for place in world.places])
@@ -55,7 +55,7 @@ def library() -> str:
 
 
 def cluster_of(world: World, links: list[dict]) -> Cluster:
-    """Return these ranks' nodes and their links, as probe_links measured them."""
+    """Return the nodes of these ranks with the links that probe_links measured."""
     rates = {way: [link[way] for link in links] or ONE_NODE_RATE for way in ("in", "out")}
     latency_s = max([link["latency_s"] for link in links], default=0.0)
     return Cluster([place["node"] for place in world.places], rates["in"], rates["out"], latency_s, nominal=False)

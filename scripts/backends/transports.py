@@ -13,7 +13,7 @@ from strategies.base import Strategy
 from strategies.compatibility import check_transport, device_transports, no_overlap, overlapping, overlaps_over_nccl
 
 ALONE = "alone"  # one rank, nothing to exchange
-# Between GPUs, as PyTorch's DDP: large enough for the full rate, small enough to begin early.
+# Between GPUs the same as in PyTorch's DDP: large enough for the full rate, small enough to begin early.
 DEVICE_BUCKET_BYTES = 25 << 20
 
 
@@ -30,7 +30,7 @@ def find_transports(world: World, device, requested: str, shared: list) -> Obsta
     """Find the transports that all ranks have. GPU-aware MPI is tried only if it may be used. Collective."""
     no_nccl = first_reason(world, missing_nccl())
     if no_nccl is None and shared:
-        no_nccl = "NCCL wants a GPU for each rank"
+        no_nccl = "NCCL needs a GPU for each rank"
     aware, source = says_gpu_aware()
     no_gpu_aware = first_reason(world, None if aware else f"this MPI says it is not GPU-aware ({source})")
     wanted = requested == "gpu-aware" or (requested == "auto" and no_nccl is not None and world.size > 1)
@@ -40,7 +40,7 @@ def find_transports(world: World, device, requested: str, shared: list) -> Obsta
 
 
 def choose_transport(kinds: list[type[Strategy]], settings, ranks: int, found: Obstacles) -> tuple[str, str]:
-    """Return (host, gpu-aware, nccl or alone; why) for the strategy of `kinds` with the most transports.
+    """Return the transport (host, gpu-aware, nccl or alone) and why, for the strategy of `kinds` with most transports.
 
     ranks: the job's number of ranks. Raise UserError if the requested transport is not available.
     """
@@ -62,7 +62,7 @@ def choose_transport(kinds: list[type[Strategy]], settings, ranks: int, found: O
     if requested != "auto":
         return requested, "as asked for"
     if settings.overlap and is_cut(settings):
-        return "host", "--overlap goes on there while ranks share a model"
+        return "host", "--overlap works there while ranks share a model"
     possible = device_transports(kind, *flags)
     if not possible:
         adds = "--op own adds in host memory" if settings.op == "own" else None
@@ -70,9 +70,9 @@ def choose_transport(kinds: list[type[Strategy]], settings, ranks: int, found: O
     if ranks == 1 or not (kind.traits.exchanges or is_cut(settings)):
         return ALONE, "nothing is exchanged"
     if found.no_nccl is None:
-        return "nccl", "it is there, and each rank has a GPU of its own"
+        return "nccl", "NCCL is available, and each rank has its own GPU"
     if found.no_gpu_aware is None and "gpu-aware" in possible:
-        return "gpu-aware", f"{found.no_nccl}; this MPI takes arrays on GPUs, and was tried"
+        return "gpu-aware", f"{found.no_nccl}; this MPI takes arrays on GPUs (checked)"
     if settings.overlap and overlaps_over_nccl(kind):
         raise no_overlap(kind, f"({found.no_nccl})")
     return "host", f"{found.no_nccl}; {found.no_gpu_aware or 'this MPI exchanges nothing while the GPU computes'}"

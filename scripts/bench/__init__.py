@@ -1,1 +1,1 @@
-"""The harness that all benchmarks share: turns, statistics, the JSON report."""
+"""What all benchmarks share: turns, statistics, the JSON report."""

@@ -8,9 +8,9 @@ from scripts.machine.host import machine, versions
 
 
 def describe_job(world: World, nominal_rate: float | None, *packages: str) -> dict:
-    """Return command, ranks, nodes, links, machine and versions; without a nominal rate, probe the links. Collective.
+    """Return command, ranks, nodes, links, machine and versions. Probe the links if no rate is given. Collective.
 
-    nominal_rate: a port's rate each way, in bytes/s. packages: record their versions if they are installed.
+    nominal_rate: rate of a port in each direction, bytes/s. packages: recorded with their versions if installed.
     """
     probed = [] if nominal_rate else probe_links(world)
     rate = nominal_rate or rate_both_ways(probed)

@@ -8,11 +8,11 @@ from dist.console import say
 from gpt2.errors import UserError
 from gpt2.files import write_json
 
-KEEP_S = 2.0  # between two writes of a growing report, at least
+KEEP_S = 2.0  # the shortest time between two writes of a growing report
 
 
 class ReportFile:
-    """The JSON file of a report. path: None to write nothing."""
+    """The JSON file of a report. With path=None, nothing is written."""
 
     def __init__(self, path: Path | None):
         self._path = path
@@ -38,6 +38,6 @@ class ReportFile:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Return the rows as lines, each column as wide as its widest cell; all but the first are aligned to the right."""
+    """Return the rows as lines of aligned columns: the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)

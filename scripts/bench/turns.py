@@ -1,4 +1,4 @@
-"""Contenders in turns, and the spread of their times."""
+"""Measure contenders in turns, and summarize their times."""
 
 import statistics
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any
 def in_turns(contenders: dict[str, Any], turns: int) -> Iterator[tuple[int, str, Any]]:
     """Yield (turn, name, contender), each contender once per turn, so that a machine's drift affects all equally.
 
-    A contender that is deleted from the dict takes no further turns.
+    A contender that the caller deletes from the dict takes no further turns.
     """
     for turn in range(turns):
         for name in list(contenders):

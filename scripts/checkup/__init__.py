@@ -1,1 +1,1 @@
-"""The parts of doctor.py. A subject's file holds the facts that each rank gathers and the checks of these facts."""
+"""The parts of doctor.py. Each subject's module gathers facts on every rank and checks them."""

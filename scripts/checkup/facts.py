@@ -1,8 +1,8 @@
-"""Facts about each rank, gathered within a time limit, and questions about the facts of all ranks.
+"""Gather facts about each rank within a time limit, and query the facts of all ranks. A rank's facts:
 
     {"place": which rank on which host, "errors": {section: why it failed}, section: its facts, ...}
 
-A section is a function that returns data for JSON. Nothing here communicates.
+A section is gathered by a function that returns data for JSON. Nothing here communicates.
 """
 
 import faulthandler
@@ -19,7 +19,7 @@ LAST_RESORT_S = 5.0
 
 
 def new_facts() -> dict:
-    """Return the facts of a process that knows no other rank yet."""
+    """Return the first facts of a process, before it knows other ranks."""
     place = {"rank": 0, "size": 1, "node": 0, "nodes": 1, "local_rank": 0, "local_size": 1}
     return {"place": place | {"host": socket.gethostname()}, "errors": {}}
 
@@ -30,7 +30,7 @@ def gather(facts: dict, sections: dict, limit: "TimeLimit") -> None:
         limit.stage = f"looking at {name}: find out what hangs there: a file system, a driver, a tool"
         try:
             facts[name] = section()
-        except (Exception, SystemExit) as error:  # importing a library may even raise SystemExit
+        except (Exception, SystemExit) as error:  # importing a library may raise even SystemExit
             facts["errors"][name] = error_text(error)
 
 
@@ -54,7 +54,7 @@ class TimeLimit:
         timer = threading.Timer(seconds, self._end)
         timer.daemon = True
         timer.start()
-        # While a library's start holds the interpreter's lock, no Python thread runs. This one needs no lock.
+        # A library that is starting may hold the interpreter's lock. Then the timer cannot run, but faulthandler can.
         faulthandler.dump_traceback_later(seconds + LAST_RESORT_S, exit=True)
 
     def _end(self) -> None:
@@ -90,7 +90,7 @@ class RankFacts(list):
         return found
 
     def far_from_median(self, path: str, is_far) -> tuple["RankFacts", float]:
-        """Return the ranks for which is_far(number, median) is true, and the median. Two numbers show no outlier."""
+        """Return the ranks for which is_far(number, median) is true, and the median; none for fewer than three."""
         numbers = self.values(path)
         usual = median(numbers) if len(numbers) > 2 else 0
         return self.where(path, lambda number: len(numbers) > 2 and is_far(number, usual)), usual

@@ -1,4 +1,4 @@
-"""Check a node's GPUs, as the driver lists them, and the GPU that each rank would use."""
+"""Check the GPUs that the driver lists on a node, and the GPU that each rank would use."""
 
 from dist.probe.programs import LOCAL_RANKS, is_first, tool_output
 from scripts.checkup.facts import RankFacts, error_text, fact, variables
@@ -6,13 +6,13 @@ from scripts.checkup.report import FAIL, NOTE, SLOW, Problem, bytes_text
 from scripts.machine.names import rank_numbers
 
 QUERY = "nvidia-smi --query-gpu=name,driver_version --format=csv,noheader"
-USUALLY_FREE = 0.9  # of a GPU's memory, before training begins
+USUALLY_FREE = 0.9  # this share of a GPU's memory, before training begins
 
 
 def gpus() -> dict:
-    """Return on the node's first rank the GPUs that nvidia-smi lists, the driver, and which GPUs are visible.
+    """Return the GPUs that nvidia-smi lists, the driver (both on a node's first rank), and which GPUs are visible.
 
-    It starts a process, so it runs before MPI starts.
+    Call it before MPI starts, because it starts a process.
     """
     lines = (tool_output(*QUERY.split()) or "").splitlines() if is_first(LOCAL_RANKS) else []
     listed = [dict(zip(("name", "driver"), line.split(", "), strict=True)) for line in lines if line.count(", ") == 1]
@@ -21,7 +21,7 @@ def gpus() -> dict:
 
 
 def own_gpu(local_rank: int) -> dict:
-    """Return what CuPy sees, after MPI has started: this rank's GPU, or `problem` if CuPy cannot compute."""
+    """Describe this rank's GPU through CuPy, with `problem` if CuPy cannot compute. Call it after MPI has started."""
     from gpt2.errors import UserError
     from gpt2.kernels.cupy.cublaslt import CublasLt
     from gpt2.kernels.cupy.device import import_cupy
@@ -56,7 +56,7 @@ def _chosen(local_rank: int, cupy) -> dict:
         import cudnn
 
         cudnn_version = cudnn.backend_version()  # 91002 for 9.10.2
-    except Exception:  # its import fails in several ways if it does not find the library
+    except Exception:  # without its library, the import fails in several ways
         cudnn_version = None
     facts = {"index": index, **gpu_identity(index), "free": free, "total": total, "cudnn": cudnn_version}
     return facts | {"nccl_missing": missing_nccl(), "mpi_is_gpu_aware": says_gpu_aware()[0]}
@@ -66,7 +66,7 @@ SECTIONS = {"GPUs": gpus}
 
 
 def unused(ranks, model):
-    """Find GPUs that the driver lists and CuPy does not use."""
+    """Find nodes whose driver lists GPUs of which CuPy sees none."""
     idle = RankFacts()
     for members in ranks.nodes:
         if fact(members[0], "GPUs/listed"):
@@ -84,17 +84,17 @@ def unused(ranks, model):
 
 
 def _is_older(own: dict) -> bool:
-    """Return whether the driver supports only an older CUDA than the libraries need; False without a driver."""
+    """Return whether the driver supports only older CUDA versions than the libraries need; False without a driver."""
     return 0 < own.get("driver_cuda", 0) // 1000 < _libraries_cuda(own)
 
 
 def _libraries_cuda(own: dict) -> int:
-    """Return the major version of the newest CUDA that CuPy or cuBLASLt needs."""
+    """Return the newest major version of CUDA that CuPy or cuBLASLt needs."""
     return max(own["runtime_cuda"] // 1000, own.get("cublaslt", 0) // 10000)
 
 
 def occupied(ranks, model):
-    """Find a GPU that several ranks share, and one that other processes use."""
+    """Find GPUs that several ranks share, and GPUs that other processes use."""
     for members in ranks.nodes:
         for some in members.by_value("own GPU/id").values():
             if len(some) > 1:
@@ -104,7 +104,7 @@ def occupied(ranks, model):
     if used := ranks.where("own GPU/total").where("own GPU", lambda own: own["free"] < USUALLY_FREE * own["total"]):
         most = max(own["total"] - own["free"] for own in used.values("own GPU"))
         text = f"{bytes_text(most)} of the GPU of {used.names} are in use before training begins"
-        yield Problem(SLOW, "GPU", text, "see who computes there: nvidia-smi")
+        yield Problem(SLOW, "GPU", text, "find out which processes use it: nvidia-smi")
 
 
 def libraries(ranks, model):
@@ -112,8 +112,8 @@ def libraries(ranks, model):
     if old := ranks.where("own GPU", _is_older):
         driver = old[0]["own GPU"]["driver_cuda"] // 1000
         newest = _libraries_cuda(old[0]["own GPU"])
-        text = f"the driver on {old.hosts} is of CUDA {driver}, and CuPy or cuBLAS of CUDA {newest}: they do not run"
-        yield Problem(FAIL, "GPU", text, f"pip install -e '.[gpu-cuda{driver}]' in place of those, or a newer driver")
+        text = f"the driver on {old.hosts} is of CUDA {driver}, and CuPy or cuBLAS of CUDA {newest}: they will fail"
+        yield Problem(FAIL, "GPU", text, f"pip install -e '.[gpu-cuda{driver}]' instead, or install a newer driver")
     having = ranks.where("own GPU/id")
     without = having.where("own GPU/nccl_missing")
     if len(having) > 1 and without and not all(having.values("own GPU/mpi_is_gpu_aware")):
@@ -123,12 +123,12 @@ def libraries(ranks, model):
     if lacking := having.where("own GPU", lambda own: own["cudnn"] is None):
         from gpt2.kernels.cupy.cudnn_attention import INSTALL
 
-        text = f"no cuDNN frontend on {lacking.hosts}: attention in bfloat16 by our own kernels, which are slower"
+        text = f"no cuDNN frontend on {lacking.hosts}: attention in bfloat16 uses our own, slower kernels"
         yield Problem(NOTE, "GPU", text, INSTALL)
 
 
 def slowed(ranks, model):
-    """Find a power limit or a clock below the card's default."""
+    """Find GPUs whose power limit or clock is below their default."""
     for what, name, unit, command in (
         ("power limit", "power_w", "W", "nvidia-smi -pl {}"),
         ("clock", "clock_mhz", "MHz", "nvidia-smi -rac"),

@@ -1,4 +1,4 @@
-"""Check a process's share of its machine: cores and threads, memory, a place for run folders."""
+"""Check what the machine offers each rank: cores and threads, memory, shared memory, disk space for run folders."""
 
 import os
 import shutil
@@ -14,10 +14,10 @@ from scripts.checkup.report import FAIL, NOTE, SLOW, Problem, bytes_text, plural
 from scripts.machine import host
 
 WHOLE_CORE = 0.99
-SLOWER = 0.8  # of the median: more than two measurements differ by chance
+SLOWER = 0.8  # of the median: chance differences are smaller
 USUAL_MODEL = "gpt2-124M"
 CHECKPOINT_VECTORS = 3  # parameters and both moments
-CHECKPOINTS = 3  # two that are kept and one being written
+CHECKPOINTS = 3  # two are kept while the third is written
 
 
 def sections(out: Path) -> dict:
@@ -30,7 +30,7 @@ def sections(out: Path) -> dict:
 
 
 def run_folder(out: Path) -> dict:
-    """Return whether files can be written where `out` is or will be made, and the free bytes there."""
+    """Find the existing folder in or above `out`; return its free bytes, and a problem if it is not writable."""
     place = next(folder for folder in (out.absolute(), *out.absolute().parents) if os.path.exists(folder))
     facts = {"path": str(out), "place": str(place), "free": None, "problem": None}
     try:
@@ -58,7 +58,7 @@ def binding(ranks, model):
     """Find cores that ranks share and cores that no rank may use."""
     for members in with_shares(ranks).nodes:
         used = len(set().union(*members.values("cores/affinity")))
-        # All cores of the node, or those that SLURM has given the job there.
+        # All cores of the node, or only those that SLURM has allocated to the job.
         own = min(members[0]["cores"]["count"], _number(members[0], "SLURM_CPUS_ON_NODE") or 1 << 30)
         each = own // len(members)
         if crowded := members.where("share", lambda share: share < WHOLE_CORE):
@@ -70,7 +70,7 @@ def binding(ranks, model):
             yield Problem(SLOW, "cores", text, fix)
         elif used < own and each > 1:
             text = f"the ranks on {members.hosts} may run on {used} of {plural(own, 'core')}"
-            fix = f"give each more: mpirun --map-by slot:PE={each} or --bind-to none, srun --cpus-per-task={each}"
+            fix = f"give each more cores: mpirun --map-by slot:PE={each} or --bind-to none, srun --cpus-per-task={each}"
             yield Problem(SLOW, "cores", text, fix)
 
 
@@ -96,31 +96,31 @@ def _number(facts: dict, variable: str) -> int | None:
 
 
 def speed(ranks, model):
-    """Find slow ranks by matrix products, computed at the same time, among ranks with a core to themselves."""
+    """Find ranks whose matrix products are slow while all ranks compute, among ranks with a core of their own."""
     alone = with_shares(ranks).where("share", lambda share: share >= WHOLE_CORE)
     slow, usual = alone.far_from_median("speed", lambda rate, usual: rate < SLOWER * usual)
     if slow:
         worst = min(slow.values("speed"))
         rates = f"{worst / usual:.0%} of the others' rate ({worst / 1e9:.0f} of {usual / 1e9:.0f} GFLOP/s)"
         text = f"{slow.names} make matrix products at {rates}: each step waits for the slowest"
-        fix = "look there for other processes (top), a power or heat limit, another processor; or leave the host out"
+        fix = "look there for other processes (top), a power or heat limit, a slower processor; or leave the host out"
         yield Problem(SLOW, "speed", text, fix)
 
 
 def memory(ranks, model):
-    """With --model: find nodes on which no strategy's parameters, gradients and moments fit."""
+    """With --model: find nodes whose memory is too small for parameters, gradients and moments under any strategy."""
     for members in ranks.where("memory").nodes if model else []:
         room = min(members.values("memory/free")[:1] + members.values("memory/limit")[:1])
         places = _layout(model).count, members[0]["place"]["local_size"], len(ranks), len(ranks.nodes)
         needed = min(kind.traits.memory.of_node(*places) for kind in _exchanging().values())
         if needed > room:
             sizes = f"{bytes_text(needed)} on {members.hosts} before activations, {bytes_text(room)} are free"
-            fix = "start fewer ranks a node, or ask for more memory (SLURM: --mem=0 for all of the node's)"
+            fix = "start fewer ranks per node, or ask for more memory (SLURM: --mem=0 for all memory of the node)"
             yield Problem(FAIL, "memory", f"{model} needs {sizes}", fix)
 
 
 def shared_memory(ranks, model):
-    """Find nodes without room for the buffers that ranks share, and segments that killed jobs have left there."""
+    """Find nodes whose shared memory is too small for shared buffers, and segments that killed jobs have left."""
     vector = _layout(model or USUAL_MODEL).size * VECTOR_BYTES
 
     def needed_bytes(facts):
@@ -155,11 +155,11 @@ def _layout(model: str):
 
 
 def folder(ranks, model):
-    """Find a folder for runs that is not writable, not shared by all nodes, or too small for the model."""
+    """Find ranks for which the run folder is not writable, not the one that rank 0 sees, or too small for the model."""
     if denied := ranks.where("run folder/problem"):
         own = denied[0]["run folder"]
         text = f"{denied.names} cannot write to {own['place']}: {own['problem']}"
-        yield Problem(FAIL, "run folder", text, "give --out, here and to train.py, a folder that can be written")
+        yield Problem(FAIL, "run folder", text, "give a writable folder as --out, here and to train.py")
     if blind := ranks.where("sees run folder", lambda seen: not seen):
         text = f"{blind.names} do not see what rank 0 writes to {blind[0]['run folder']['path']}"
         fix = "give --out a folder on a file system that all nodes share (not /tmp), as a full path"

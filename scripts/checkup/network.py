@@ -1,14 +1,14 @@
-"""The network between the nodes, as the ranks have measured it."""
+"""Check the network between the nodes, with the rates that the ranks have measured."""
 
 from scripts.checkup.report import SLOW, Problem, bytes_text
 
-# Ratios to the median of all nodes: of a rate, of a latency.
+# A node is reported if its rate is below, or its latency above, this multiple of the median of all nodes.
 SLOWER_PORT = 0.7
 LATER = 4.0
 
 
 def slow_links(ranks, model):
-    """Find nodes whose port is slower than the others', in either direction, or whose latency is higher."""
+    """Find nodes whose port is slower than other ports, in either direction, or whose latency is higher."""
     leaders = ranks.leaders
     for way, verb in (("out", "sends"), ("in", "receives")):
         slow, usual = leaders.far_from_median(f"link/{way}", lambda rate, usual: rate < SLOWER_PORT * usual)
@@ -21,11 +21,11 @@ def slow_links(ranks, model):
     if late:
         worst = max(late.values("link/latency_s"))
         text = f"{worst * 1e3:.3g} ms of latency at {late.hosts}, {usual * 1e3:.3g} ms elsewhere"
-        yield Problem(SLOW, "network", text, "look whether it is behind another switch, or busy; or leave the host out")
+        yield Problem(SLOW, "network", text, "see whether it is behind another switch, or busy; or leave the host out")
 
 
 def idle_infiniband(ranks, model):
-    """Find nodes that send through Ethernet although they have InfiniBand or RoCE."""
+    """Find nodes that have InfiniBand or RoCE but send through Ethernet."""
 
     def idle_port(traffic: dict) -> str | None:
         """Return an InfiniBand port, such as mlx5_0:1, if most bytes left through Ethernet."""

@@ -1,7 +1,7 @@
 """The problems that checks find, and the text that doctor.py prints. Needs the standard library only.
 
 A check is a generator, check(ranks, model), that yields Problems. ranks: the RankFacts of the job. model: the name of
-the requested model, or None. A check reads facts only, so tests can invent them, and skips facts that are missing.
+the requested model, or None. A check reads nothing but facts, so tests can invent them. It skips missing facts.
 """
 
 import textwrap
@@ -28,7 +28,7 @@ LINES = {
 
 @dataclass(frozen=True)
 class Problem:
-    """severity: one of SEVERITIES; about: one or two words; text: the finding and its place; fix: the remedy."""
+    """severity: one of SEVERITIES; about: the subject, one or two words; text: fault and place; fix: the remedy."""
 
     severity: str
     about: str
@@ -37,12 +37,12 @@ class Problem:
 
 
 def find_problems(checks, ranks: list[dict], model: str | None = None) -> list[Problem]:
-    """Run the checks and sort what they find, failures first. A check that raises becomes a problem itself."""
+    """Run the checks and return their problems, failures first. A check that raises is reported as a problem itself."""
     found = []
     for check in checks:
         try:
             found += check(RankFacts(ranks), model)
-        except ImportError:  # of NumPy or the like: the section "packages" reports it
+        except ImportError:  # NumPy, for example: the section "packages" reports it
             continue
         except Exception as error:
             text = f"the check {check.__name__} ended with {error_text(error)}"
@@ -51,7 +51,7 @@ def find_problems(checks, ranks: list[dict], model: str | None = None) -> list[P
 
 
 def verdict(problems: list[Problem], place: dict) -> str:
-    """Return the verdict in one sentence. place: any rank's."""
+    """Return the verdict in one sentence. place: the place of any rank."""
     job = f"{plural(place['size'], 'rank')} on {plural(place['nodes'], 'node')}"
     for severity, words in ((FAIL, "training will fail"), (SLOW, "training will run, but slower than it could")):
         if subjects := dict.fromkeys(problem.about for problem in problems if problem.severity == severity):
@@ -84,7 +84,7 @@ def _value_text(value) -> str:
 
 
 def _node_rows(ranks: RankFacts) -> list[list[str]]:
-    rows = [["node", "host", "ranks", "cores", "a rank's", "threads", "GFLOP/s a rank", "memory free", "/dev/shm free"]]
+    rows = [["node", "host", "ranks", "cores", "per rank", "threads", "GFLOP/s a rank", "memory free", "/dev/shm free"]]
     for members in ranks.nodes:
         own = [len(affinity) for affinity in members.values("cores/affinity")]
         speeds = [round(speed / 1e9) for speed in members.values("speed")]
@@ -119,7 +119,7 @@ def _place(facts: dict, number: str) -> list[str]:
 
 
 def table(rows: list[list[str]]) -> list[str]:
-    """Align the columns of a header and its rows; of a large job only the first rows are kept."""
+    """Align the columns of a header and its rows. Keep only the first MOST_ROWS rows."""
     shown = rows[: MOST_ROWS + 1]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in shown]
@@ -142,6 +142,6 @@ def plural(count: int, thing: str) -> str:
 
 
 def bytes_text(amount: float) -> str:
-    """Return "27 MB", "1.2 GB", "340 kB". The function in traces needs NumPy, which may be missing."""
+    """Return "27 MB", "1.2 GB", "340 kB". (bytes_text in traces.units needs NumPy, which may be missing.)"""
     unit, size = next((pair for pair in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if amount >= pair[1]), ("bytes", 1))
     return f"{amount / size:.3g} {unit}" if amount < 1000 * size else f"{amount / size:.0f} {unit}"

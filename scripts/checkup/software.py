@@ -1,4 +1,4 @@
-"""Check the installed packages, MPI and BLAS, and how ranks are started."""
+"""Check the installed packages, MPI, BLAS, and the launcher."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from scripts.machine.checkout import source_hash
 from scripts.machine.host import versions
 from scripts.machine.launcher import find_launcher, find_mpiruns
 
-PACKAGES = ("numpy", "numba", "threadpoolctl", "tiktoken")  # beside mpi4py, to train at all
+PACKAGES = ("numpy", "numba", "threadpoolctl", "tiktoken")  # required for training, besides mpi4py
 MUST_AGREE = {
     "this project": "software/source",
     "the MPI library": "MPI/library",
@@ -36,7 +36,7 @@ def mpi() -> dict:
     """Describe the MPI library that mpi4py finds. Raise ImportError or RuntimeError if there is none."""
     import mpi4py
 
-    mpi4py.rc(initialize=False, finalize=True)  # it starts once nothing else can fail
+    mpi4py.rc(initialize=False, finalize=True)  # doctor.py starts MPI later, when nothing else can fail
     from mpi4py import MPI
 
     from dist.world import library_name
@@ -45,7 +45,7 @@ def mpi() -> dict:
 
 
 def launcher() -> dict:
-    """Return this process's launcher and, on a node's first rank, the mpiruns of this machine."""
+    """Return this process's launcher and, on a node's first rank, the mpirun programs of this machine."""
     return {"kind": find_launcher(), "mpiruns": find_mpiruns() if is_first(LOCAL_RANKS) else []}
 
 
@@ -56,7 +56,7 @@ def packages() -> None:
 
 
 def blas() -> dict:
-    """Describe NumPy's BLAS: its kernels, and wider instructions of the CPU that they do not use."""
+    """Describe NumPy's BLAS: its kernels, and the CPU's widest instruction set if they do not use it."""
     facts = blas_facts(os.environ)
     return facts | {"text": blas_text(facts), "unused": unused_instructions(facts)}
 
@@ -67,7 +67,7 @@ SECTIONS = {"software": software, "MPI": mpi, "launcher": launcher, "packages": 
 def launch(ranks, model):
     """Find ranks that do not see each other, and ranks without MPI."""
     for problem in ranks.values("lost")[:1]:
-        # dist.world.lost_ranks ends its line with what to do, after a semicolon or a colon.
+        # The line from dist.world.lost_ranks ends with the advice, after a semicolon or a colon.
         text, _, fix = problem.partition("; " if "; " in problem else ": ")
         yield Problem(FAIL, "launch", text, fix)
     if without := ranks.where("errors/MPI"):
@@ -76,7 +76,7 @@ def launch(ranks, model):
 
 
 def other_mpirun(ranks, model):
-    """Find an mpirun on PATH of another MPI library than mpi4py's."""
+    """Find an mpirun on PATH that belongs to another MPI library than mpi4py uses."""
     mpiruns = fact(ranks[0], "launcher/mpiruns") or []
     family = fact(ranks[0], "MPI/family")
     typed = next((run for run in mpiruns if run["where"] == "on PATH"), None)
@@ -89,7 +89,7 @@ def other_mpirun(ranks, model):
 
 
 def unreadable(ranks, model):
-    """Find sections that failed. A library that cannot be imported would stop training as well."""
+    """Find sections that failed. If a library cannot be imported, training will fail."""
     for section in dict.fromkeys(name for facts in ranks for name in facts["errors"] if name != "MPI"):
         some = ranks.where(f"errors/{section}")
         why = some[0]["errors"][section]
@@ -102,7 +102,7 @@ def unreadable(ranks, model):
 
 
 def different_versions(ranks, model):
-    """Find nodes with different sources of the project or a different MPI library: their ranks cannot work together."""
+    """Find nodes with another version of the project, MPI or mpi4py: their ranks cannot work together."""
     for name, path in MUST_AGREE.items():
         holders = ranks.by_value(path)
         if len(holders) > 1:
@@ -112,11 +112,11 @@ def different_versions(ranks, model):
 
 
 def slow_blas(ranks, model):
-    """Find kernels narrower than the CPU's instructions."""
+    """Find BLAS kernels that use narrower instructions than the CPU has."""
     for same in ranks.where("BLAS/unused").by_value("BLAS/text").values():
         found = same[0]["BLAS"]
         fix = f"unset {FORCED}" if FORCED in found["variables"] else "install a newer NumPy"
-        yield Problem(SLOW, "BLAS", f"{found['text']}, on {same.hosts}: matrix products are slower than need be", fix)
+        yield Problem(SLOW, "BLAS", f"{found['text']}, on {same.hosts}: matrix products are slow", fix)
 
 
 CHECKS = (launch, unreadable, different_versions, other_mpirun, slow_blas)

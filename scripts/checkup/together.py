@@ -1,6 +1,6 @@
 """Joint measurements of all ranks: compute rates at the same time, links, access to the run folder.
 
-Every function is collective: all ranks make the same calls, whatever a rank finds.
+Every function is collective: all ranks make the same calls, even if a rank finds a problem.
 """
 
 import os
@@ -16,10 +16,10 @@ from scripts.training.utilization import product_rates
 
 
 def measure(world: World, place: str | None) -> dict:
-    """Return this rank's facts by section. place: the folder for run folders, None if there is none."""
+    """Return this rank's facts by section. place: the existing folder that will hold run folders, or None."""
     threads = threads_per_rank(world)
     barrier(world.comm)
-    speed = product_rates(Cores(1)).max()  # of one thread, while the other ranks compute as well
+    speed = product_rates(Cores(1)).max()  # one thread per rank, all ranks at the same time
     ports = Ports()
     before = ports.sent()
     links = probe_links(world)

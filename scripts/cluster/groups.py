@@ -1,10 +1,10 @@
-"""Control groups that limit the cores' time and the memory of virtual hosts, in version 1 or 2 of Linux's groups.
+"""Limit CPU time and memory of virtual hosts by Linux control groups (cgroups), version 1 or 2.
 
     GROUP OF THIS PROCESS/virtual-cluster-PID-NUMBER/node0      in each controller's tree, or in the tree of version 2
 
-They lie below this process's own group, so its limits hold for the hosts as well. A group outlives its processes, even
-the process that made it. So a janitor reads a pipe from this process. However this process ends, the pipe closes, and
-the janitor removes the groups as soon as the hosts are gone.
+The groups lie below this process's own group, so its limits hold for the hosts as well. A group outlives its processes,
+even the process that made it. So a janitor reads a pipe from this process. However this process ends, the pipe closes,
+and the janitor removes the groups as soon as the hosts are gone.
 Files: the Linux kernel's Documentation/scheduler/sched-bwc.rst, admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
 """
 
@@ -21,19 +21,19 @@ from scripts.settings.units import UnitError, core_count, size_in_bytes
 from traces.units import bytes_text
 
 MARK = "virtual-cluster-"
-# A host that has used its share pauses until the period ends: for 6 ms with 0.4 cores. With the kernel's default of
-# 100 ms it would pause for 60 ms, longer than a small model's microbatch. Below 10 ms the scheduler's tick, 1 to 4 ms,
-# is too coarse.
+# A host that has used its share pauses until the period ends: for 6 ms with 0.4 cores. With the kernel's default period
+# of 100 ms it would pause for 60 ms, longer than a small model's microbatch. For periods below 10 ms the scheduler's
+# tick, 1 to 4 ms, is too coarse.
 PERIOD_US = 10_000
 LEAST_QUOTA_US = 1_000  # the kernel's minimum
 LEAST_MEMORY = 16_000_000  # bytes; with less the launcher's own processes do not start
 FLAGS = {"cpu": "--cores-per-host", "memory": "--memory-per-host"}
-# Only kernels with swap accounting have these files. Without them the limit holds anyway, or there is no swap.
+# Only kernels with swap accounting have these files. Without them, the memory limit holds anyway or there is no swap.
 OPTIONAL = ("memory.memsw.limit_in_bytes", "memory.swap.max")
-KILLS = ("memory.events", "memory.oom_control")  # version 2, version 1: the line "oom_kill 1" counts kills
+KILLS = ("memory.events", "memory.oom_control")  # version 2, version 1: a line like "oom_kill 1" counts kills
 JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit; shift; done; shift; exec "$@"'
 JANITOR_LIMIT_S = 12
-# Arguments: folders, inner ones first. A group can be removed when its last process has ended.
+# Arguments: folders, innermost first. A group can be removed once its last process has ended.
 JANITOR = """
 cat > /dev/null
 while true; do
@@ -46,7 +46,7 @@ done
 
 
 class ClusterError(Exception):
-    """A cluster cannot run. The message says in one line what the user or this machine must change."""
+    """A cluster cannot run. The message says in one line what must change: the flags, or something on this machine."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def host_memory(text: str) -> int:
     """Return 600000000 for "600MB"."""
     size = size_in_bytes(text)
     if size < LEAST_MEMORY:
-        raise UnitError(f"{text[:40]!r} is no memory for a host: expected 16MB or more, written as 600MB or 2GiB")
+        raise UnitError(f"{text[:40]!r} is no memory for a host: expected 16MB or more, such as 600MB or 2GiB")
     return size
 
 
@@ -102,7 +102,7 @@ class ControlGroup:
 
 
 def kills_line(group: ControlGroup) -> str | None:
-    """Report in one line that a host's memory limit has killed processes; None if it has killed none."""
+    """Return a line that says that a host's memory limit has killed processes; None if it has killed none."""
     for file in KILLS if "memory" in group.folders else ():
         counted = re.search(r"^oom_kill ([1-9]\d*)$", text_of(group.folders["memory"] / file), re.MULTILINE)
         if counted:
@@ -184,9 +184,9 @@ def said_plainly(path: Path):
 
 
 def share_alike(folder: Path, controller: str, hosts: int, limits: Limits) -> None:
-    """Set the weight of the group around all hosts, so that each host gets as much CPU time as a process outside.
+    """Set the weight of the group that contains all hosts: each host gets as much CPU time as a process outside.
 
-    By default the scheduler gives a whole group as much as one process.
+    By default the scheduler gives a whole group as much CPU time as one process.
     """
     if is_version_2(folder):
         set_file(folder / "cgroup.subtree_control", " ".join(f"+{name}" for name in limits.controllers))
@@ -220,9 +220,9 @@ def settings_of(controller: str, limits: Limits, version_2: bool) -> dict[str, s
 
 @contextmanager
 def janitor(folders: list[Path]):
-    """Remove the folders after the block, or when this process has ended. folders: inner ones first."""
-    # In a new session it does not get Ctrl-C or the hang-up of a terminal. It does not inherit our output either, which
-    # may be a pipe whose reader waits for its end.
+    """Remove the folders after the block, or when this process has ended. folders: innermost first."""
+    # In a new session the janitor does not get Ctrl-C or SIGHUP from the terminal. It does not inherit our output: if
+    # that is a pipe, its reader would wait until the janitor ends.
     process = subprocess.Popen(
         ["sh", "-c", JANITOR, "sh", *folders], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL, start_new_session=True,

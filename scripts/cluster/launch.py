@@ -1,8 +1,8 @@
-"""Run mpirun across the hosts of a virtual cluster, MPICH's or Open MPI's, with nsenter in place of ssh.
+"""Run the mpirun of MPICH or Open MPI across the hosts of a virtual cluster, with nsenter in place of ssh.
 
-Open MPI has traps: its daemon may miss the end of a rank that lives for milliseconds only (`true`, `hostname`) and then
-wait for ever. Now and then it warns that a setpgid failed, which is harmless. On SIGTERM it leaves ranks no time to
-save anything, while MPICH passes SIGTERM on to them.
+Open MPI has traps: its daemon may miss the end of a rank that lives only for milliseconds (`true`, `hostname`) and then
+wait forever. Sometimes it warns that a setpgid failed, which is harmless. On SIGTERM it leaves ranks no time to save
+anything, while MPICH passes SIGTERM on to them.
 """
 
 import os
@@ -16,9 +16,9 @@ from scripts.cluster.program import run_process
 
 AGENT = "/dev/shm/agent"
 HOST_FILE = "/dev/shm/hostfile"
-# mpirun calls the agent like ssh: options, host, command. A file for each host has the PID of its first process and the
-# files that move a process into its control groups. As entering a namespace needs no network, the agent first connects
-# to the host. A reachable host refuses, as nothing listens there; one with a cut cable does not answer.
+# mpirun calls the agent like ssh: options, host, command. A file per host holds the PID of its first process and the
+# files that move a process into its control groups. Entering a namespace needs no network, so the agent first connects
+# to the host. A reachable host refuses because nothing listens there; a host with a cut cable does not answer.
 AGENT_TEXT = """#!/bin/bash
 while [ "${1#-}" != "$1" ]; do shift; done
 if ! asked=$(timeout 5 bash -c 'echo > "/dev/tcp/$0/22"' "$1" 2>&1) && [ "${asked%refused}" = "$asked" ]; then
@@ -33,13 +33,13 @@ fi
 shift
 exec nsenter --target "$pid" --all -- sh -c "$*"
 """
-# A batch system or an outer mpirun sets these; they would tell mpirun about other hosts and ranks.
+# A batch system or an outer mpirun sets these variables; they would give mpirun other hosts and ranks.
 PLACEMENT_VARIABLES = (
     "SLURM_", "PBS_", "LSB_", "LS_", "PE_HOSTFILE", "COBALT_", "HYDRA_", "HYDI_", "PMI_", "PMIX_", "PRTE_", "PRRTE_",
     "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_FIRST_RANKS",
     "OMPI_MCA_orte_", "OMPI_MCA_ess", "OMPI_MCA_plm", "OMPI_MCA_ras", "OMPI_MCA_rmaps", "OMPI_MCA_hwloc",
 )  # fmt: skip
-# Open MPI 5 reads the first two, 4 the others. No tree of nodes: only the head can enter other hosts.
+# Open MPI 5 reads the first two, Open MPI 4 the others. No tree of daemons: only the head can enter other hosts.
 OPEN_MPI_AGENT = {
     "PRTE_MCA_plm_ssh_agent": AGENT,
     "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
@@ -52,8 +52,8 @@ GRACE_S = 10  # for ranks that save their state when told to stop
 def place_ranks(ranks: int, nodes: int, per_node: int | None, first_node: int | None) -> list[int]:
     """Return the number of ranks on each node, filled in order: 9 ranks on 5 nodes of 2 give [2, 2, 2, 2, 1].
 
-    per_node: places on each node; None: ranks/nodes, rounded up. first_node: places on node 0, if different. Raise
-    ClusterError if there are more ranks than places.
+    per_node: slots on each node; None: ranks/nodes, rounded up. first_node: slots on node 0, if different. Raise
+    ClusterError if there are more ranks than slots.
     """
     others = nodes if first_node is None else nodes - 1
     if per_node is None:
@@ -86,12 +86,12 @@ def run_ranks(head: Host, nodes: list[Host], placement: list[int], command: list
     line = [mpirun, "-n", str(sum(placement)), *launch_options(mpirun), *command]
     return run_process(
         head.enter_here(*line), stop_mpirun, env=launch_environment(mpirun, sum(placement)),
-        stdin=subprocess.DEVNULL, start_new_session=True,  # standard input is the terminal's
+        stdin=subprocess.DEVNULL, start_new_session=True,  # mpirun must not read the terminal's input
     )  # fmt: skip
 
 
 def write_launch_files(head: Host, nodes: list[Host], placement: list[int], open_mpi: bool) -> None:
-    """Write to the head the agent, a file for each host that the agent can enter, and the MPI library's host file."""
+    """Write to the head: the agent, a file for each host that the agent can enter, and the MPI library's host file."""
     for node in nodes:
         entrances = [str(pid_inside(node.pid, head)), *(node.group.entrances if node.group else ())]
         head.outside(f"/dev/shm/{node.name}.entrances").write_text("".join(f"{line}\n" for line in entrances))
@@ -111,7 +111,7 @@ def launch_options(mpirun: str) -> list[str]:
 
 
 def launch_environment(mpirun: str, ranks: int) -> dict[str, str]:
-    """Return the environment for mpirun: this process's without PLACEMENT_VARIABLES, /dev/shm as TMPDIR."""
+    """Return this process's environment for mpirun, without PLACEMENT_VARIABLES and with /dev/shm as TMPDIR."""
     kept = {name: text for name, text in mpirun_environment(ranks).items() if not name.startswith(PLACEMENT_VARIABLES)}
     # Without this each host would start a thread on every core of the machine.
     threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks))}

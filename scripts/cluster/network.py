@@ -1,4 +1,4 @@
-"""The network of a virtual cluster: one switch, one port per node, a rate for each direction of a port."""
+"""The network of a virtual cluster: one switch, one port per node, one rate per direction of a port."""
 
 from dataclasses import dataclass, replace
 
@@ -7,12 +7,12 @@ from scripts.settings.units import bits_per_s
 
 SWITCH = "switch"
 NETWORK = "10.77.0"  # inside namespaces: it cannot collide with the machine's addresses or another cluster's
-MOST_NODES = 250  # as the last byte of an address is the node's, and the head has 254
+MOST_NODES = 250  # the last byte of an address numbers the node; the head has 254
 DIRECTIONS = {"in": "incoming", "out": "outgoing"}
 TCP = "/proc/sys/net/ipv4/tcp_"  # followed by a setting's name; a new network namespace starts with the machine's
-# A packet of TCP segmentation offload has up to 64 KiB; with a smaller bucket the shaper would cut each one. The shaper
-# charges for the headers of all its frames, the port's counters see one. Ports that count frames (`ip link set eth0
-# gso_max_segs 1`) carry 1 Gbit/s of a port of 10, instead of 8, on two cores.
+# A packet of TCP segmentation offload has up to 64 KiB; with a smaller bucket the shaper would split each one. The
+# shaper charges for the headers of all its frames; the port's counters see one. Ports that count frames (`ip link set
+# eth0 gso_max_segs 1`) carry only 1 Gbit/s at a rate of 10 Gbit/s on two cores, instead of 8.
 LEAST_BURST_BYTES = 1 << 17
 BURST_S = 0.002
 QUEUE_S = 0.05
@@ -20,8 +20,8 @@ QUEUE_S = 0.05
 
 @dataclass(frozen=True)
 class Port:
-    """A node's port: its rates ("400mbit") out of and into the node, and its burst after a pause in bytes; None derives
-    the burst from the rate."""
+    """A node's port: its rates ("400mbit") out of and into the node, and the bytes that it sends at once after a pause;
+    None derives the burst from the rate."""
 
     outgoing: str
     incoming: str
@@ -40,7 +40,7 @@ def host_addresses(nodes: int) -> dict[str, str]:
 
 
 def node_ports(nodes: int, rate: str, slow: list[str], burst: float | None = None) -> list[Port]:
-    """Return a Port for each node. rate: for both ways. slow: exceptions, e.g. ["node2:100mbit", "node0:in:50mbit"].
+    """Return a Port for each node. rate: both directions. slow: exceptions, e.g. ["node2:100mbit", "node0:in:50mbit"].
 
     Raise ClusterError or UnitError for a wrong text.
     """
@@ -101,10 +101,10 @@ def token_bucket(rate: float, burst: float | None = None) -> list[str]:
     """Return tc's arguments for a queue that sends `rate` bits/s, and `burst` bytes at once after a pause.
 
     tbf, not htb: one class needs no tree. After a pause the bucket's content passes at full speed, so a large bucket
-    flatters short exchanges: at 400 Mbit/s 512 KiB let 8 MB pass faster than its headers allow. But the bucket also
-    makes up for a timer that fires late on a busy machine. 2 ms of the rate are enough: 32 MB still reach 0.955 of it,
-    all that TCP's headers leave. The queue holds 50 ms, like a switch with ample buffers: eight senders into one port
-    lose some packets until they have found their shares, then fill it to 0.95.
+    flatters short exchanges: at 400 Mbit/s, a bucket of 512 KiB lets 8 MB pass faster than TCP's headers allow. But the
+    bucket also compensates for a timer that fires late on a busy machine. A bucket of 2 ms is enough: 32 MB still reach
+    0.955 of the rate, all that TCP's headers leave. The queue holds 50 ms, like a switch with ample buffers: eight
+    senders into one port lose some packets until they have found their shares, then use 0.95 of its rate.
     """
     burst = burst or max(LEAST_BURST_BYTES, rate / 8 * BURST_S)
     limit = burst + rate / 8 * QUEUE_S
@@ -112,11 +112,11 @@ def token_bucket(rate: float, burst: float | None = None) -> list[str]:
 
 
 def set_tcp(host: Host, congestion: str) -> None:
-    """Set the host's TCP congestion control, and switch slow start after idle off.
+    """Set the host's TCP congestion control, and switch off slow start after idle.
 
     By default the congestion window falls to ten packets after a pause of one retransmission timeout, 0.2 s. Then each
-    exchange after a forward pass would start slowly, and a ring waits for the slowest of its connections. Clusters set
-    up for MPI over TCP switch this off.
+    exchange after a forward pass would start slowly, and a ring would wait for the slowest of its connections. Clusters
+    set up for MPI over TCP switch slow start after idle off.
     """
     try:
         host.on_network("sh", "-c", f'echo "$1" > {TCP}congestion_control', "sh", congestion)

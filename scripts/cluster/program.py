@@ -18,7 +18,7 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(BaseException):
-    """A signal told this program to end. Not an Exception, so that `except Exception` does not catch it."""
+    """A signal told this program to end. Not derived from Exception, so that `except Exception` does not catch it."""
 
     def __init__(self, signal_number: int):
         super().__init__(signal_number)
@@ -30,7 +30,7 @@ def raise_stopped(signal_number, frame):
 
 
 def split_command(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split a command line at the first "--" into this program's flags and a command, which may hold more "--"."""
+    """Split a command line at the first "--" into this program's flags and a command, which may contain more "--"."""
     if "--" not in words:
         return words, []
     at = words.index("--")
@@ -38,11 +38,11 @@ def split_command(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def check_machine() -> None:
-    """Raise ClusterError unless this process may make hosts and has the tools for it."""
+    """Raise ClusterError unless this process can create virtual hosts (root on Linux) and finds the tools."""
     if sys.platform != "linux":
-        raise ClusterError("hosts are made of Linux namespaces; this is not Linux")
+        raise ClusterError("virtual hosts need Linux namespaces; this is not Linux")
     if os.geteuid() != 0:
-        raise ClusterError("only root may make hosts and networks: start it with sudo")
+        raise ClusterError("only root can create virtual hosts and networks: run with sudo")
     check_tools(HOST_TOOLS)
 
 
@@ -55,21 +55,21 @@ def check_tools(tools: dict[str, str]) -> None:
 
 def check_command(command: list[str]) -> None:
     if not command:
-        raise ClusterError("no command: end the line with -- COMMAND...")
+        raise ClusterError("no command: end the command line with -- COMMAND...")
 
 
 def end_with(work: Callable[[], int]) -> None:
     """Call `work` and end this process with the exit code that it returns.
 
-    Ctrl-C, SIGTERM, a closing terminal and a closed output pipe stop it. A user's mistake becomes one line.
+    Ctrl-C, SIGTERM, a closing terminal and a closed output pipe stop `work`. A user's mistake becomes one line.
     """
     for number in ENDS:
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup starts it
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup has SIGHUP ignored: leave it
             signal.signal(number, raise_stopped)
     try:
         raise SystemExit(work())
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for output that Python still holds
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for output that Python still buffers
         raise SystemExit(128 + signal.SIGPIPE) from None
     except (ClusterError, UnitError) as error:
         print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr, flush=True)
@@ -97,7 +97,7 @@ def run_process(command: list[str], stop: Callable[[subprocess.Popen], None], **
 
 @contextmanager
 def undisturbed(numbers: Iterable[int]):
-    """Delay signals that end this program until the block ends, as nothing could stop a process inside Popen."""
+    """Defer terminating signals until the block ends: a signal during Popen would leave a child nobody can stop."""
     arrived = []
     handlers = {number: signal.signal(number, lambda number, frame: arrived.append(number)) for number in numbers}
     try:

@@ -1,7 +1,7 @@
 """A real SLURM on virtual hosts: MUNGE and slurmctld on the head, a slurmd on every node.
 
-All files of the daemons are in a /run that only the hosts see. The daemons end with the hosts. The configuration needs
-no systemd, no control groups and no user named slurm; slurm.conf(5) describes the settings.
+The daemons keep all files in a /run that only the hosts see, and end with the hosts. The configuration needs no
+systemd, no control groups and no user named slurm; slurm.conf(5) describes the settings.
 """
 
 import os
@@ -20,16 +20,16 @@ FOLDER = f"{RUNTIME}/slurm"
 CONFIG = f"{FOLDER}/slurm.conf"
 MUNGE_FOLDER = f"{RUNTIME}/munge"  # where MUNGE's clients look for its socket
 START_LIMIT_S = 30
-KEY_BYTES = 128  # of a MUNGE key, as mungekey makes it by default
-# For both MPIs, as a job may use another one than this process.
+KEY_BYTES = 128  # of a MUNGE key, mungekey's default
+# Settings for both MPIs, because a job may use another MPI than this process.
 MPI_SETTINGS = OPEN_MPI_AS_ROOT | {
-    # A rank that waits leaves its core to one that works, as all hosts share the machine's cores.
+    # All hosts share the machine's cores, so a waiting rank yields its core to a working one.
     "OMPI_MCA_mpi_yield_when_idle": "1",
-    # MPICH tells SLURM's PMI2 its ranks' addresses, in lines of which PMI2 reads 1,024 characters. Those of UCX are
+    # MPICH sends SLURM's PMI2 the addresses of its ranks, and PMI2 reads 1,024 characters of a line. UCX addresses are
     # sometimes longer ("value not properly terminated in client request").
     "MPIR_CVAR_CH4_NETMOD": "ofi",
-    # With libfabric's tcp alone MPI_Init sometimes hangs, when ranks connect to each other at the same time (similar
-    # to https://github.com/ofiwg/libfabric/issues/9052).
+    # With only libfabric's tcp provider, MPI_Init sometimes hangs when ranks connect to each other at the same time
+    # (similar to https://github.com/ofiwg/libfabric/issues/9052).
     "FI_PROVIDER": "tcp;ofi_rxm",
 }
 SETTINGS = f"""\
@@ -65,7 +65,7 @@ GresTypes=gpu
 
 
 class Slurm:
-    """A running SLURM. head: where users' commands run. daemons: {name of the log: process}."""
+    """A running SLURM. head: the host on which users' commands run. daemons: {name of the log: process}."""
 
     def __init__(self, head: Host, nodes: list[Host]):
         self.head = head
@@ -73,7 +73,7 @@ class Slurm:
         self.daemons = {}
 
     def environment(self) -> dict[str, str]:
-        """Return this process's environment without PLACEMENT_VARIABLES, with settings for SLURM and MPI."""
+        """Return this process's environment without PLACEMENT_VARIABLES, plus settings for SLURM and MPI."""
         kept = {name: text for name, text in os.environ.items() if not name.startswith(PLACEMENT_VARIABLES)}
         return kept | MPI_SETTINGS | {"SLURM_CONF": CONFIG, "TMPDIR": "/dev/shm"}
 
@@ -84,7 +84,7 @@ class Slurm:
 
 @contextmanager
 def running_slurm(nodes: int, cpus_per_node: int, gpus_per_node: int, rate: str):
-    """Yield a Slurm with all nodes idle; end it and its jobs with the block. Raise ClusterError if it cannot start."""
+    """Yield a Slurm with all nodes idle; after the block end it and its jobs. Raise ClusterError if it cannot start."""
     addresses = host_addresses(nodes)
     with running_hosts(addresses, prepare_head=mount_runtime_folder) as (head, hosts):
         connect(head, hosts, [Port(rate, rate)] * nodes, None, "reno")
@@ -100,7 +100,7 @@ def running_slurm(nodes: int, cpus_per_node: int, gpus_per_node: int, rate: str)
 
 
 def mount_runtime_folder(head: Host) -> None:
-    """Mount an empty /run for the head and for nodes that are made later."""
+    """Mount an empty /run for the head and for nodes created later."""
     subprocess.run(head.enter("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", RUNTIME), check=True)
 
 
@@ -117,7 +117,7 @@ def config_files(addresses: dict[str, str], cpus: int, gpus: int) -> dict[str, s
         "slurm.conf": SETTINGS + "\n".join(lines) + "\n",
         "gres.conf": "".join(f"NodeName={name} Name=gpu File={FOLDER}/gpu[0-{gpus - 1}]\n" for name in nodes if gpus),
         "cgroup.conf": "CgroupPlugin=cgroup/v1\n",
-        # Open MPI from PyPI has no MUNGE in its PMIx, and would complain on every rank.
+        # Open MPI from PyPI has a PMIx without MUNGE, and would complain on every rank.
         "mpi.conf": "PMIxEnv=PMIX_MCA_psec=native\n",
     }
 
@@ -152,7 +152,7 @@ def start_daemons(slurm: Slurm) -> None:
 
 
 def start_daemon(slurm: Slurm, host: Host, *command: str, log: str | None = None) -> None:
-    """Start a daemon in the foreground, so that it ends with its host. log: the log's name, if not the program's."""
+    """Start a daemon in the foreground, so that it ends with its host. log: name of its log (the program's name)."""
     name = log or command[0]
     with open(slurm.head.outside(f"{FOLDER}/{name}.log"), "w") as file:
         slurm.daemons[name] = subprocess.Popen(

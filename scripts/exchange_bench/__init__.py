@@ -1,1 +1,1 @@
-"""Exchanges that bench_exchange.py measures and --strategy auto tries."""
+"""The exchanges that bench_exchange.py measures and --strategy auto tries."""

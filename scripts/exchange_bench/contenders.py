@@ -1,7 +1,7 @@
-"""Contenders of bench_exchange.py: all strategies, and MPI's collectives alone, on vectors with known sums.
+"""Contenders of bench_exchange.py: all strategies, and bare MPI collectives, on vectors with known sums.
 
-A strategy runs its real `update` with an optimizer that only copies: D bytes of gradients become parameters. If only
-the sums travel, as with MPI_Allreduce, the copy is not part of the exchange and is made after the clock has stopped.
+A strategy runs its real `update` with an optimizer that only copies the summed gradients, D bytes, to the parameters.
+If only the sums are sent, as with MPI_Allreduce, the copy is not part of the exchange and is made untimed afterwards.
 """
 
 from contextlib import suppress
@@ -25,11 +25,11 @@ JUNK = -1.0  # no sum has this value
 
 
 class Contender:
-    """An exchange to be measured. Every rank calls prepare, exchange (timed), finish and is_correct; at the end close.
+    """An exchange to measure. Every rank calls prepare, exchange (timed), finish and is_correct; at the end close.
 
     own_buffers: two vectors of this rank, (size,) each, which all contenders use in turn. family: "own" (strategies
-    that send messages themselves), "strategy" (those that call MPI's collectives), "mpi" or "torch". wire: the dtype
-    that travels. whole: False for half of an exchange, which leaves the sums on some ranks only.
+    that send messages themselves), "strategy" (strategies that call MPI's collectives), "mpi" or "torch". wire: the
+    dtype of the messages. whole: False for half of an exchange, such as MPI_Reduce alone.
     """
 
     family = "mpi"
@@ -56,7 +56,7 @@ class Contender:
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Complete the parameters if they are not the sums yet; untimed."""
+        """Copy the sums to the parameters if the exchange has not done so. Untimed."""
 
     def is_correct(self) -> bool:
         return is_filled(self.buffers.parameters, self.sums)
@@ -66,7 +66,7 @@ class Contender:
 
 
 class CopyingOptimizer:
-    """Copies the sums into the parameters in place of an update: in `finish`, or in `update` if at_once.
+    """Copies the sums to the parameters instead of updating them: in `finish`, or at once in `update` if at_once.
 
     Strategies that send the updated parameters need the copy at once.
     """
@@ -106,7 +106,7 @@ class StrategyContender(Contender):
         self.size = len(own_buffers.gradients)
         self.optimizers = []
         self.shares_memory = kind.traits.buffers is not OwnBuffers
-        if self.shares_memory:  # separate ones, because shared buffers may count the exchanges so far
+        if self.shares_memory:  # allocate new ones: shared buffers may count the exchanges so far
             self.buffers = kind.traits.buffers(world, self.size)
         self.at_once = not kind.traits.shares_sums
         self.operation = kind.traits.new_operation(wire_format)
@@ -135,7 +135,7 @@ class StrategyContender(Contender):
 
 
 class DeviceContender(Contender):
-    """A strategy between GPUs. own_buffers: on this rank's GPU. form: the class that runs there. comm: a DeviceComm.
+    """A strategy between GPUs. own_buffers: on this rank's GPU. form: the strategy's GPU class. comm: a DeviceComm.
     new_exchange: as in Job."""
 
     def __init__(self, world: World, own_buffers: OwnBuffers, form: type[Strategy], comm, new_exchange):
@@ -217,8 +217,8 @@ class CollectiveContender(Contender):
 def strategy_makers(kind: type[Strategy]) -> dict:
     """Return {name: function of (world, own_buffers, wire_format) that makes the contender}.
 
-    The names are the strategy's, alone and with /dedicated, /own and /bfloat16. The dict is empty for a control, and
-    for a strategy that exchanges layer by layer because no rank holds the whole vector.
+    The names are the strategy's name, alone and with /dedicated, /own or /bfloat16. The dict is empty for a strategy
+    that exchanges nothing, or that exchanges layer by layer because no rank holds the whole vector.
     """
     if not kind.traits.exchanges or not kind.traits.keeps_gradients:
         return {}
@@ -238,7 +238,7 @@ def makers() -> dict:
 
 
 def chosen_makers(text: str, ranks: int) -> dict:
-    """Return the makers that --strategies names; for "all" those that can run on `ranks` ranks.
+    """Return the makers named by --strategies, or for "all" every maker that can run on `ranks` ranks.
 
     A name may be the file of a user's own strategy. Raise UserError for an unknown name.
     """

@@ -1,4 +1,4 @@
-"""Each contender's figures from its repetitions, and the tables that bench_exchange.py prints."""
+"""Summarize each contender's repetitions, and format the tables that bench_exchange.py prints."""
 
 import statistics
 
@@ -8,11 +8,11 @@ from scripts.bench.report import aligned
 from scripts.bench.turns import spread
 from traces.units import count_text
 
-MOST_NODES_SHOWN = 8  # with more nodes, only the JSON has each node's bytes
+MOST_NODES_SHOWN = 8  # with more nodes, only the JSON report lists each node's bytes
 
 
 def lower_bound_s(size_bytes: int, nodes: int, rate: float | None) -> float | None:
-    """Return 2 (M-1)/M D / B, the least seconds of an all-reduce of D bytes; None on one node.
+    """Return 2 (M-1)/M D / B, the shortest possible seconds of an all-reduce of D bytes; None on one node.
 
     Each of M nodes must send and receive 2 (M-1)/M D bytes through a port of B bytes/s each way.
     """
@@ -20,10 +20,10 @@ def lower_bound_s(size_bytes: int, nodes: int, rate: float | None) -> float | No
 
 
 def summarize(contender, repetitions: list[dict], size_bytes: int, ranks: int, bound_s: float | None) -> dict:
-    """Return a contender's figures, medians unless their name says otherwise.
+    """Return a contender's figures, which are medians unless their names say otherwise.
 
-    algbw: bytes/s of the float32 vector, in any wire format. busbw: algbw times 2 (N-1)/N for a whole exchange, times 1
-    for Reduce and Bcast (nccl-tests, doc/PERFORMANCE.md).
+    algbw: bytes of the float32 vector per second, whatever the wire format. busbw: algbw times 2 (N-1)/N for a whole
+    exchange, times 1 for Reduce and Bcast (nccl-tests, doc/PERFORMANCE.md).
     """
     seconds = spread([repetition["seconds"] for repetition in repetitions])
     median = seconds["median"]
@@ -37,14 +37,14 @@ def summarize(contender, repetitions: list[dict], size_bytes: int, ranks: int, b
         "algbw": algbw,
         "busbw": algbw * (2 * (ranks - 1) / ranks if contender.whole else 1),
         "cpu_s": statistics.median(repetition["cpu_s"] for repetition in repetitions),
-        # [in, out] of each node, each number's own median.
+        # [in, out] of each node; every number is a median of its own.
         "node_bytes": np.median([one["node_bytes"] for one in repetitions], axis=0).astype(int).tolist(),
         "repetitions": repetitions,
     }
 
 
 def tables(report: dict, size: dict) -> str:
-    """Return a header and a line per contender, the fastest first; with several nodes also the bytes of each node."""
+    """Return a header and a line per contender, fastest first, then each node's bytes if there are several nodes."""
     contenders = dict(sorted(size["contenders"].items(), key=lambda item: item[1]["seconds"]["median"]))
     parts = [head_lines(report, size), aligned(_rows(size, contenders))]
     if 1 < report["nodes"] <= MOST_NODES_SHOWN:

@@ -39,12 +39,12 @@ class Gloo(Contender):
 
 
 def start_gloo(world):
-    """Return torch.distributed, initialized over gloo with the world's ranks. Collective; a UserError ends the job."""
+    """Return torch.distributed, initialized with gloo on all ranks. Collective; a UserError ends the job."""
     with world.together(UserError):
         address = address_toward_others(world)
-        # gloo has no other setting for this. By the host's name it may take the loopback interface.
+        # gloo has no other setting for this. Looking up the host's name, it might choose the loopback interface.
         os.environ["GLOO_SOCKET_IFNAME"] = interface_of(address)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else each rank warns of addresses without names
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # otherwise each rank warns about addresses without names
     from torch import distributed
 
     # Rank 0 serves the store through which the ranks find each other.
@@ -69,7 +69,7 @@ def check_torch() -> None:
 
 
 def address_toward_others(world) -> str:
-    """Return this host's IPv4 address on the route to another node, or to itself on one node. Raise UserError."""
+    """Return this host's IPv4 address on the route to another node (on one node: loopback). Raise UserError."""
     host = next((place["host"] for place in world.places if place["node"] != world.node), "127.0.0.1")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -87,7 +87,7 @@ def interface_of(address: str) -> str:
             try:
                 answer = fcntl.ioctl(any_socket, ADDRESS_OF_INTERFACE, request)
             except OSError:
-                continue  # it has no IPv4 address
+                continue  # this interface has no IPv4 address
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     raise UserError(f"--vs torch: no network interface has this host's address {address} as its first one")

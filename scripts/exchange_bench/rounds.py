@@ -1,8 +1,8 @@
-"""Measure exchanges in turns: seconds, CPU seconds, bytes through each node's ports; check the sums.
+"""Measure exchanges in turns (seconds, CPU seconds, bytes through each node's ports) and check their sums.
 
-Before each exchange that counts, the same contender makes one that does not, as in training exchanges follow equal
-ones: TCP keeps the congestion windows of the last exchange, and many senders into one port leave small windows. Between
-exchanges the ranks sleep in a barrier, because a rank that spins slows down those that still work.
+Each counted exchange follows an uncounted exchange of the same contender, as in training: TCP keeps the congestion
+windows of the previous exchange, and they are small if many ranks sent into one port. Between exchanges, ranks sleep in
+a barrier, because a spinning rank slows down ranks that still work.
 """
 
 import time
@@ -16,7 +16,7 @@ from scripts.bench.turns import in_turns, spread
 
 
 def measure(world: World, contenders: dict, repeat: int, ports: Ports) -> dict[str, list[dict]]:
-    """Return {name: its `repeat` repetitions}, the same on every rank. Collective."""
+    """Return {name: [`repeat` repetitions]}, the same on every rank. Collective."""
     results = {name: [] for name in contenders}
     for turn, name, contender in in_turns(contenders, repeat):
         results[name].append(counted_repetition(world, turn, name, contender, ports))
@@ -45,8 +45,8 @@ def repetition(world: World, contender, ports: Ports) -> dict:
     Return seconds: of the slowest rank, from the barrier before the exchange to its end; cpu_s: the sum over all ranks;
     node_bytes: [bytes in, bytes out] of each node's ports; wrong_ranks: ranks that do not hold the sums.
 
-    The barrier after the exchange is not timed: with sleeping ranks on few cores it takes milliseconds, which no
-    exchange needs. So the seconds are at least those from the last rank's start to the last rank's end.
+    The barrier after the exchange is not timed: when sleeping ranks share few cores, it takes milliseconds that are no
+    part of the exchange. The seconds are at least the time from the last rank's start to the last rank's end.
     """
     contender.prepare()
     barrier(world.comm)
@@ -57,7 +57,7 @@ def repetition(world: World, contender, ports: Ports) -> dict:
     contender.exchange()
     seconds = time.perf_counter() - start
     cpu_s = time.process_time() - cpu_start
-    barrier(world.comm)  # everything that was sent has arrived
+    barrier(world.comm)  # all messages have arrived
     through = np.subtract(ports.read(), before)
     contender.finish()
     barrier(world.comm)

@@ -1,8 +1,8 @@
-"""Vectors whose sum over the ranks is known exactly, in bfloat16 as well.
+"""Vectors whose sum over the ranks is known exactly, even in bfloat16.
 
-Each rank repeats a short table of random numbers. The table's length is a prime, so that a value in a wrong place is
-noticed. Elements are whole numbers whose sum over all ranks is at most 256: bfloat16 and float32 hold each partial sum
-exactly, in any order of the additions.
+Each rank repeats a short table of random numbers. The table's length is a prime, so that a misplaced value is noticed.
+Elements are whole numbers whose sum over all ranks is at most 256, so bfloat16 and float32 represent every partial sum
+exactly, in any order of additions.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from dist.cost.memory import VECTOR_BYTES
 
 PERIOD = 4099
 SHARD_MULTIPLE = 16  # elements, as in training: a rank's shard begins on a cache line
-LARGEST = 256  # bfloat16, with 8 bits of significand, holds every whole number up to this one
+LARGEST = 256  # bfloat16, with 8 bits of significand, represents every whole number up to this one exactly
 
 
 def vector_size(size_bytes: int, ranks: int) -> int:
@@ -42,7 +42,7 @@ def fill(flat: np.ndarray, table: np.ndarray) -> None:
 
 
 def is_filled(flat: np.ndarray, table: np.ndarray) -> bool:
-    """Return whether `flat` repeats the table, every element exactly."""
+    """Return whether `flat` is exactly the repeated table."""
     rows, rest = _rows(flat)
     return bool((rows == table).all() and (rest == table[: len(rest)]).all())
 

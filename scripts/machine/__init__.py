@@ -1,1 +1,1 @@
-"""Facts about the machine of a measurement: versions, CPU, GPU and its rates, launcher."""
+"""Facts about the measured machine: versions, CPU, GPU, the GPU's rates, launcher."""

@@ -1,8 +1,8 @@
-"""Find out which BLAS and which of its kernels multiply NumPy's matrices.
+"""Find out which BLAS library multiplies NumPy's matrices, and with which kernels.
 
-OpenBLAS has kernels for each generation of CPUs and picks them when NumPy is imported. The variable OPENBLAS_CORETYPE
-forces others, and a CPU newer than the OpenBLAS gets kernels for an older one. Then nothing fails, but products are
-slow.
+OpenBLAS has kernels for each generation of CPUs and picks a set when NumPy is imported. The environment variable
+OPENBLAS_CORETYPE forces another set, and a CPU that is newer than OpenBLAS gets kernels for an older CPU. Nothing fails
+then, but matrix products are slow.
 Source: driver/others/dynamic.c of OpenBLAS 0.3.31.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from scripts.machine.host import processor
 
 FORCED = "OPENBLAS_CORETYPE"
-VARIABLES = FORCED, "OPENBLAS_L2_SIZE", "MKL_ENABLE_INSTRUCTIONS", "BLIS_ARCH_TYPE"  # they choose kernels at import
+VARIABLES = FORCED, "OPENBLAS_L2_SIZE", "MKL_ENABLE_INSTRUCTIONS", "BLIS_ARCH_TYPE"  # read at import to choose kernels
 LIBRARIES = {"openblas": "OpenBLAS", "mkl": "MKL", "blis": "BLIS", "flexiblas": "FlexiBLAS"}
 # Instruction sets, widest first, and their flags in /proc/cpuinfo.
 INSTRUCTIONS = {"AVX-512": {"avx512f", "avx512bw", "avx512vl"}, "AVX2": {"avx2", "fma"}, "AVX": {"avx"}}
@@ -60,7 +60,7 @@ def unused_instructions(facts: dict) -> str | None:
 
 
 def blas_text(facts: dict) -> str:
-    """Describe a BLAS, as in "OpenBLAS 0.3.31, Nehalem kernels (forced by OPENBLAS_CORETYPE), this CPU has AVX2"."""
+    """Describe a BLAS, like "OpenBLAS 0.3.31, Nehalem kernels (forced by OPENBLAS_CORETYPE), this CPU has AVX2"."""
     library = LIBRARIES.get(facts["library"], facts["library"] or "BLAS unknown")
     text = " ".join(filter(None, (library, facts["version"])))
     if facts["kernels"]:

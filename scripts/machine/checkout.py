@@ -1,7 +1,7 @@
 """Identify the running code: the commit of its git checkout, and whether files differ from it.
 
-git runs while the caller does other work. If it is missing, fails, or takes longer than LIMIT_S, as on a slow shared
-disk, the answer is None, so a training neither waits for it nor fails because of it.
+git runs while the caller does other work. If git is missing, fails, or takes longer than LIMIT_S (on a slow shared
+disk, for example), the answer is None, so a training run neither waits for git nor fails because of it.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from scripts.machine.host import version_of
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("gpt2", "dist", "strategies", "traces", "scripts")  # only changes here count
 LIMIT_S = 0.5
-READING_S = 0.1  # to read a finished answer
+READING_S = 0.1  # to read the output of a git that has ended
 
 
 class Checkout:
@@ -25,7 +25,7 @@ class Checkout:
         self._begun = time.monotonic()
         self._head = None
         self._changes = None
-        # In a folder that is not a checkout, git would describe an outer one, such as a user's project.
+        # In a folder that is not a checkout, git would describe an enclosing checkout, such as a user's project.
         if (folder / ".git").exists():
             self._head = ask(folder, "rev-parse", "--verify", "HEAD")
             self._changes = ask(folder, "status", "--porcelain", "--untracked-files=normal", "--", *CODE)
@@ -42,7 +42,7 @@ class Checkout:
         return {"commit": head.strip(), "dirty": None if changes is None else bool(changes.strip())}
 
     def _answer(self, process: subprocess.Popen | None) -> str | None:
-        """Return what git prints; None if it failed or took longer than LIMIT_S."""
+        """Return git's output; None if git failed or took longer than LIMIT_S."""
         if process is None:
             return None
         left_s = self._begun + LIMIT_S - time.monotonic()
@@ -50,16 +50,16 @@ class Checkout:
             try:
                 text, _ = process.communicate(timeout=max(READING_S, left_s))
             except subprocess.TimeoutExpired:
-                process.kill()  # without waiting: on a hanging disk it may not die
+                process.kill()  # without waiting: while a disk hangs, git may not die
                 return None
         return text.decode(errors="replace") if process.returncode == 0 else None
 
 
 def ask(folder: Path, *words: str) -> subprocess.Popen | None:
-    """Start git on a checkout. Return None if it cannot be started.
+    """Start git on a checkout. Return None if git cannot be started.
 
-    safe.directory lets git read another user's checkout. Variables that lead git elsewhere (GIT_DIR, as in a hook) are
-    left out. git takes no lock, as it may be killed.
+    safe.directory lets git read another user's checkout. Variables that would lead git elsewhere, such as GIT_DIR in a
+    hook, are removed. git takes no lock because it may be killed.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     options = ("-C", str(folder), "-c", f"safe.directory={folder}", "-c", "core.fsmonitor=false")

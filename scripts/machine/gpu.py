@@ -1,4 +1,4 @@
-"""Describe the GPU of a measurement: name, software, datasheet rate, and measured rates."""
+"""Describe the measured GPU: name, software, datasheet rate, and measured rates."""
 
 import ctypes
 import math
@@ -7,12 +7,12 @@ import numpy as np
 
 from gpt2.kernels.cupy import to_host
 
-# TFLOP/s of dense bfloat16 with float32 sums from NVIDIA's datasheets, by a part of the GPU's name. First match.
+# Datasheet TFLOP/s of dense bfloat16 products with float32 sums, by a part of the GPU's name; the first match counts.
 PEAK_TFLOPS = {
     "H200 NVL": 835, "H200": 990, "GH200": 990, "H100 PCIe": 756, "H100 NVL": 835, "H100": 990, "A100": 312,
     "L40S": 362, "RTX 4090": 165, "RTX 3090": 71,
 }  # fmt: skip
-# GPUs with a name from above in theirs, but other rates: MIG instances and variants.
+# GPUs whose name contains a key of PEAK_TFLOPS but whose rate differs: MIG instances and variants.
 OTHERS = ("MIG ", "Laptop", "RTX 4090 D", "RTX 3090 Ti")
 # Packages that may be used on a GPU, by their names in pip.
 PACKAGES = (
@@ -34,7 +34,7 @@ RATE_REPEATS = 3
 
 
 def gpu_facts(device) -> dict:
-    """Return name, memory and software of a gpt2.kernels.cupy.Device."""
+    """Return the name, memory and software of the GPU of a gpt2.kernels.cupy.Device."""
     runtime = device.cupy.cuda.runtime
     properties = runtime.getDeviceProperties(0)
     return {
@@ -82,7 +82,7 @@ def dtype_of(storage: str) -> np.dtype:
     """Return the array dtype for "float32" or "bfloat16"; CuPy takes bfloat16 from ml_dtypes."""
     if storage == "float32":
         return np.dtype(np.float32)
-    import ml_dtypes  # imported here, as a stand-in for CuPy replaces it
+    import ml_dtypes  # imported here because a stand-in for CuPy does without it
 
     return np.dtype(ml_dtypes.bfloat16)
 
@@ -102,18 +102,18 @@ def on_host(device, array) -> np.ndarray:
 
 
 def random_on_gpu(device, *shape, storage: str = "bfloat16"):
-    """Return normally distributed values on the GPU. With zeros, products are up to 13% faster."""
+    """Return normally distributed values on the GPU. (Products of zeros are up to 13% faster.)"""
     size = int(np.prod(shape))
     block = on_gpu(device, np.random.default_rng(4).standard_normal(min(size, RANDOM_VALUES), np.float32), storage)
     array = device.empty((size,), block.dtype)
-    for start in range(0, size, len(block)):  # repeated, as the host would take seconds for gigabytes
+    for start in range(0, size, len(block)):  # copy one block: gigabytes of random numbers would take seconds
         part = array[start : start + len(block)]
         part[:] = block[: len(part)]
     return array.reshape(shape)
 
 
 def copy_rate(device, count: int) -> float:
-    """Return the best rate of several copies of `count` bytes within the GPU, in bytes/s read plus written."""
+    """Return the best rate of several copies of `count` bytes within the GPU: bytes read and written per second."""
     one = device.empty((count,), np.uint8)
     two = device.empty((count,), np.uint8)
     ms = _best_ms(device, lambda: two.data.copy_from_device_async(one.data, count, device.stream))
@@ -123,8 +123,8 @@ def copy_rate(device, count: int) -> float:
 def matmul_rates(device, size: int, storage: str, seconds: float) -> dict[str, float]:
     """Return FLOP/s of the product of two (size, size) matrices with the best of cuBLASLt's algorithms.
 
-    "matmul_burst_flops": the best of a few products. "matmul_flops": the mean over the second half of `seconds` of
-    products, when the clock has fallen to what the power limit allows, as in a training.
+    "matmul_burst_flops": the fastest of a few products. "matmul_flops": the mean over the second half of `seconds` of
+    products. By then the clock has fallen to what the power limit allows, as in a training run.
     """
     left, right = (random_on_gpu(device, size, size, storage=storage) for _ in range(2))
     out = device.empty((size, size), left.dtype)

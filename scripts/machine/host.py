@@ -1,4 +1,4 @@
-"""Describe the machine of a measurement: versions, processor, cores, memory, and their limits."""
+"""Describe the measured machine: versions, processor, cores and memory, with the limits set on cores and memory."""
 
 import os
 import platform
@@ -36,12 +36,12 @@ def processor() -> str:
 
 
 def cores() -> dict:
-    """Return affinity: the cores that this process may use; count; quota: its cgroups' limit in cores, or None."""
+    """Return affinity: the cores that this process may use; count: all cores; quota: the cgroups' limit, or None."""
     return {"affinity": sorted(os.sched_getaffinity(0)), "count": os.cpu_count(), "quota": cpu_quota()}
 
 
 def memory() -> dict:
-    """Return bytes: total; free, which is available now; limit, set by the cgroups, or None."""
+    """Return bytes of memory: total; free: available now; limit: set by the cgroups, or None."""
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     total, free = (int(lines[key].split()[0]) << 10 for key in ("MemTotal", "MemAvailable"))
     return {"total": total, "free": free, "limit": memory_limit()}

@@ -8,8 +8,8 @@ from pathlib import Path
 from dist.control_groups import text_of
 from dist.probe.programs import find_mpirun, mpi_family, tool_output
 
-NEVER = 1 << 32  # seconds since 1970; for a job without a limit SLURM gives a later time
-# Processes that start ranks; the nearest one above a rank is its launcher.
+NEVER = 1 << 32  # seconds since 1970; SLURM reports a later time for a job without a limit
+# Processes that start ranks. A rank's launcher is its nearest ancestor among them.
 LAUNCHERS = {
     "hydra_pmi_proxy": "mpirun (MPICH's Hydra)",
     **dict.fromkeys(("prterun", "prted", "orterun", "orted"), "mpirun (Open MPI)"),
@@ -20,7 +20,7 @@ LAUNCHERS = {
 def job_end(environment=os.environ) -> float | None:
     """Return when the job's time limit ends, in seconds since 1970; None if there is no limit or it is unknown.
 
-    Newer releases of SLURM set the variable. With 22.05, scripts/slurm/train.sbatch asks squeue, once for all ranks.
+    Newer releases of SLURM set SLURM_JOB_END_TIME. For 22.05, scripts/slurm/train.sbatch sets it, from squeue.
     """
     text = environment.get("SLURM_JOB_END_TIME", "")
     return float(text) if text.isdecimal() and 0 < int(text) < NEVER else None

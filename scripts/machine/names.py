@@ -1,4 +1,4 @@
-"""Name ranks and hosts in a sentence."""
+"""Format lists of ranks and hosts for a sentence."""
 
 from collections.abc import Iterable
 from itertools import groupby
@@ -15,7 +15,7 @@ def rank_names(places: list[dict]) -> str:
 def rank_numbers(ranks: Iterable[int]) -> str:
     """Return "0-2 and 5" for 0, 1, 2 and 5."""
     stretches = []
-    # Consecutive numbers have the same distance to their index.
+    # Consecutive numbers have the same difference from their index.
     for _, pairs in groupby(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0]):
         stretch = [str(rank) for _, rank in pairs]
         stretches.append("-".join(dict.fromkeys((stretch[0], stretch[-1]))))

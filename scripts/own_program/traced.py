@@ -8,7 +8,7 @@
                 with tracer.phase("allreduce", bytes=gradient.nbytes):
                     ...
 
-The phases are those of traces/record/phases.py: their names tell the verdict which ones compute or exchange.
+Use the phase names of traces/record/phases.py: they tell the verdict which phases compute or exchange.
 """
 
 import sys
@@ -55,7 +55,7 @@ class ProgramTracer(Tracer):
             self._log.write(as_json(self._noted | {"step": number} | times) + "\n")
 
     def note(self, **numbers: float) -> None:
-        """Add numbers to the current step's line of the log, on rank 0. `loss` gets a figure."""
+        """Add numbers to the current step's line of the log, on rank 0. For `loss` plot.py draws a figure."""
         self._noted |= {name: float(value) for name, value in numbers.items()}
 
 
@@ -65,8 +65,8 @@ def traced(world: World, out: str, name: str) -> Iterator[ProgramTracer]:
 
     out: the run folder, which must not hold a run. name: the program's name for titles, without spaces. A mistake in
     either ends the job with one line. The folder is locked during the block, so watch.py sees that the program runs.
-    summary.json says that the block has ended. If the block raises, there is no summary and no second measurement, as
-    the other ranks may never arrive; the traces so far can be read.
+    summary.json says that the block has ended. If the block raises, there is no summary and no second measurement: the
+    other ranks may never arrive. The traces so far can be read.
     """
     with RunLock(world) as lock:
         lock.take(Path(out), anyway=False)
@@ -98,7 +98,7 @@ def _end(world: World, folder: Path, tracer: ProgramTracer) -> None:
     failures.tell(world.comm.gather(failures.own()), at_end=True)
     nodes = world.comm.gather({"node": world.node} | clock_offset(world))
     links = probe_links(world)
-    with world.together(UserError), file_errors(folder, "see to the disk; what was traced can be read"):
+    with world.together(UserError), file_errors(folder, "see to the disk; the traces so far can be read"):
         if world.rank == 0 and world.node_count > 1:
             write_at_end(folder / "traces", END_CLOCKS, nodes)
             write_at_end(folder / "traces", END_LINKS, links)

@@ -1,11 +1,11 @@
-"""Calibrate the cost model by a measured run, and bound the error of its predictions for other strategies.
+"""Calibrate the cost model with a measured run, and bound the error of its predictions for other strategies.
 
-The factor is the exposed exchange that the run measured over the one that the model predicts. It has two parts. Some
-causes slow down all exchanges (links slower than probed, cores that ranks share, other jobs), so they apply to another
-strategy as well. Others belong to this strategy (the algorithm inside MPI's call, the latency of many messages). One
-run cannot tell them apart. A prediction therefore uses the whole factor. Its range assumes that half of the error
-belongs to this strategy, or all of it if only one of the two strategies calls MPI's collectives, or only one overlaps.
-Both ends are further out by the model's known error.
+The factor is the measured exposed exchange of the run divided by the predicted one. Some causes slow down all exchanges
+(links slower than probed, cores that ranks share, other jobs), so they apply to other strategies as well. Other causes
+belong to the run's strategy (the algorithm inside MPI's call, the latency of many messages). One run cannot tell them
+apart, so a prediction uses the whole factor. Its range assumes that half of the error belongs to the run's strategy, or
+all of it if only one of the two strategies calls MPI's collectives, or only one overlaps. The model's known error
+widens the range at both ends.
 """
 
 import math
@@ -16,8 +16,8 @@ import numpy as np
 from scripts.prediction.predictor import PredictedStep
 
 EXPLAINED = (0.5, 2.0)  # factors; outside this range the model misses some cause
-TRIFLE = 0.05  # of a step: the factor may miss the measurement by this much, if little of the exchange is exposed
-# Relative errors of calibrated predictions for other strategies: 19 of 20 pairs in docs/measurements.json are nearer.
+TRIFLE = 0.05  # of a step: the factor may miss the measurement by this much if little of the exchange is exposed
+# Relative errors of calibrated predictions for other strategies: 19 of 20 pairs in docs/measurements.json are smaller.
 OWN_MESSAGES_ERROR = 0.15
 LIBRARY_ERROR = 0.25
 NOTCH = 1.57  # quartile ranges over sqrt(n); medians further apart differ at 95% (McGill, Tukey, Larsen 1978)
@@ -34,8 +34,8 @@ THIS_RUN = "this run"
 class MeasuredStep:
     """Medians over a run's steps, in seconds.
 
-    error_s: the error of step_s. transfer_s: the time that an infinitely fast network would save. update_s: the longest
-    update of any rank.
+    error_s: the error of step_s. transfer_s: what an infinitely fast network would save. update_s: the longest update
+    of any rank.
     """
 
     step_s: float
@@ -45,7 +45,7 @@ class MeasuredStep:
 
     @property
     def work_s(self) -> float:
-        """The step without exchange and update."""
+        """The seconds of a step without exchange and update."""
         return max(self.step_s - self.transfer_s - self.update_s, 0.0)
 
     @property
@@ -64,7 +64,7 @@ class Calibration:
     """Predictions for other strategies, corrected by a measured run.
 
     reason: why there are no predictions, else None. own: the predicted step of the run itself, None if unknown.
-    overlapped: whether the run overlapped exchange and computing. factor: measured over predicted time of its exchange.
+    overlapped: whether the run overlapped exchange and compute. factor: measured over predicted time of its exchange.
     """
 
     measured: MeasuredStep
@@ -121,7 +121,7 @@ class Calibration:
 
 
 def calibrate(measured: MeasuredStep, own: PredictedStep, overlapped: bool) -> Calibration:
-    """Compare the measured step with `own`, the prediction for the run's strategy and computing."""
+    """Compare the measured step with `own`, the prediction for the run's strategy and compute time."""
     if own.exchange is None:
         return Calibration(measured, own.unknown)
     overlapped = overlapped and own.overlap is not None

@@ -1,10 +1,10 @@
 """Predict a step with tensor or pipeline parallelism: the pipeline, its messages, the exchange between replicas.
 
-The caller gives each stage's seconds of computing, with its sums over shards: from the operations of its layers
-(shapes.py) or from a run's traces (model_parallel_run.py). Transfers are predicted by dist/cost:
+The caller gives each stage's compute time, including its sums over shards: from the operations of its layers
+(shapes.py) or from a run's traces (model_parallel_run.py). dist/cost predicts the transfers:
 
 - A pipeline with few messages is replayed (dist/cost/pipeline_replay.py): replicas and shards share ports, and a slow
-  port delays only its own stages. More messages would take seconds to replay. Then the pipeline is simulated with a
+  port delays only its own stages. More messages would take seconds to replay, so the pipeline is then simulated with a
   fixed time per message, that of the slowest boundary when all ranks send (dist/cost/model_parallel.py).
 - Each stage's replicas exchange when the stage has ended. The exchanges of its shards share the nodes' ports.
 """
@@ -28,16 +28,16 @@ from scripts.settings.memory import bytes_beside, bytes_of_slots
 from scripts.settings.model_parallel import ModelCut
 from strategies import Strategy
 
-FEW = 8  # simulated microbatches per stage; each further one takes as long as one of their second half
-MOST_REPLAYED = 20_000  # messages times ranks; a replay takes 20 us per message, more if many are under way at once
+FEW = 8  # simulated microbatches per stage; each further one takes the mean time of the second half of these
+MOST_REPLAYED = 20_000  # messages times ranks; a replay takes 20 us per message, longer if many are in flight
 
 
 @dataclass(frozen=True)
 class CutStep:
-    """A step of a model that ranks share: the cut of the model, the ranks' places, the stages' computing.
+    """A step of a model that ranks share: the cut of the model, the ranks' places, the stages' compute times.
 
-    batch_size, length: a microbatch's, in sequences and tokens. training: the whole model's, without its compute_s.
-    stage_s: (p,) seconds of a microbatch's forward and backward in each stage, with its sums over shards. library:
+    batch_size, length: sequences of a microbatch, tokens of a sequence. training: of the whole model, compute_s unused.
+    stage_s: (p,) seconds of a microbatch's forward and backward in each stage, including sums over shards. library:
     mpich or openmpi.
     """
 
@@ -80,7 +80,7 @@ class CutStep:
 
     @cached_property
     def ends_s(self) -> np.ndarray:
-        """The times when the stages have computed all microbatches, (p,)."""
+        """The times at which the stages have computed all microbatches, (p,)."""
         if self.is_replayed:
             return self._of_all(self._replayed_s)
         head = Head(self.seats.head_s(self.embedding), self._head_share())
@@ -89,7 +89,7 @@ class CutStep:
 
     @cached_property
     def unhindered_s(self) -> np.ndarray:
-        """ends_s if messages between stages took no time, (p,)."""
+        """What ends_s would be if messages between stages took no time, (p,)."""
         return self._of_all(lambda micro_steps: self._simulated_s(micro_steps, 0.0, Head()))
 
     def _of_all(self, ends_s_of) -> np.ndarray:
@@ -112,7 +112,7 @@ class CutStep:
 
     @property
     def _seconds(self) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds of a microbatch's forward and of its backward, (p,) each."""
+        """Seconds of a microbatch's forward, and of its backward, in each stage, (p,) each."""
         return (1 - BACKWARD) * self.stage_s, BACKWARD * self.stage_s
 
     def _head_share(self) -> float:
@@ -134,7 +134,7 @@ class CutStep:
 
     @cached_property
     def _decisive_stages(self) -> list[int]:
-        """The stages whose exchange may end last: on equal places none that ends later has as many parameters."""
+        """The stages whose exchange may end last: no stage on equal places that ends later has as many parameters."""
         largest = {}
         found = []
         for stage in np.argsort(-self.ends_s).tolist():
@@ -209,7 +209,7 @@ def stage_exchange_s(kind: type[Strategy], seats: Seats, stage: int, training: T
     """Return the seconds of the exchange of a stage's replicas in a step. Raise UnknownChoice if they are unknown.
 
     training: of one shard of the stage; all shards exchange at once. A strategy that exchanges in each microbatch is
-    predicted for one and for two, and extrapolated.
+    predicted for one and for two microbatches, and extrapolated.
     """
     _, placement = np.unique(seats.nodes[stage, :, 0], return_inverse=True)
 

@@ -1,6 +1,6 @@
-"""Predict the step of a run with tensor or pipeline parallelism, from the measured computing of its stages.
+"""Predict the step of a run with tensor or pipeline parallelism, from the measured compute times of its stages.
 
-The pipeline, its messages and the exchange between replicas are predicted; the computing is the run's own.
+The pipeline, its messages and the exchange between replicas are predicted; the compute times are the run's own.
 """
 
 from dataclasses import replace
@@ -35,7 +35,7 @@ from traces.read.runs import Run
 from traces.record.files import RunError
 from traces.verdict.evidence import Evidence
 
-# Phases in which a stage is busy; in a sum over shards each shard waits for the slowest.
+# Phases in which a stage is busy. Sums over shards belong here: in them each shard waits for the slowest.
 STAGE_PHASES = ("data", "forward", "backward", "tensor", "send")
 
 
@@ -72,7 +72,7 @@ def own_step_s(run: Run, times: StepTimes, measured: MeasuredStep) -> float:
 
 
 def model_parallel_cluster(run: Run) -> Cluster:
-    """Return the run's nodes and probed links; one node gets a rate that limits nothing."""
+    """Return the run's nodes and probed links; a single node gets a rate that limits nothing."""
     placement = placement_of(run)
     if len(set(placement)) == 1:
         return Cluster(placement, ONE_NODE_RATE, ONE_NODE_RATE, 0.0)

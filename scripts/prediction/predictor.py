@@ -1,7 +1,7 @@
 """Predict a step with a strategy on given nodes and links, from the cost model and the strategy's declarations.
 
-advise.py prints the prediction for every strategy and recommends one; diagnose.py prints it for all but the run's own;
-figures draw it beside the measurement.
+advise.py prints the prediction for every strategy and recommends one; diagnose.py prints it for all strategies except
+the run's own; figures draw it beside the measurement.
 """
 
 from dataclasses import dataclass, replace
@@ -24,8 +24,8 @@ ABOUT_EQUAL = 1.01  # steps within a percent
 class PredictedStep:
     """A predicted step, in seconds.
 
-    name: the strategy's, with /dedicated for a dedicated server. memory, update_s: without overlap, of the rank with
-    the most. unknown: why `exchange` and the times are None. compute_s: forward and backward. overlap: how much of the
+    name: of the strategy, with /dedicated for a dedicated server. memory, update_s: without overlap, maximum over
+    ranks. unknown: why `exchange` and the times are None. compute_s: forward and backward. overlap: how much of the
     exchange can be hidden, None for nothing. rows: with overlap, the exposed exchange of a sparse embedding gradient.
     overlapped_memory: the memory with overlap, if it differs.
     """
@@ -127,7 +127,7 @@ def predicted_steps(cluster: Cluster, training: Training, library: str, own: typ
 
 
 def as_rows(steps: list[PredictedStep], cluster: Cluster, training: Training, factor: float = 1.0) -> list[dict]:
-    """Return a row per step, the shortest first; unknown ones, with None, last.
+    """Return a row per step, the shortest first, unknown steps (with None) last.
 
     Times are seconds; bytes_in and bytes_out are the largest over the nodes. factor: scales the exchanges and their
     lower bound.
@@ -163,7 +163,7 @@ def best_step_s(row: dict) -> float:
 def best_of(rows: list[dict], step_s=best_step_s) -> dict:
     """Return the row with the shortest step; among about equal steps, the row with the least memory.
 
-    Among equals a strategy that only saves memory comes last; --strategy auto does not choose it either.
+    Among equal steps, a strategy that only saves memory comes last; --strategy auto does not choose it either.
     """
     equal = [row for row in rows if step_s(row) <= ABOUT_EQUAL * step_s(rows[0])]
     for_memory = {kind.name for kind in STRATEGIES.values() if not kind.traits.auto}

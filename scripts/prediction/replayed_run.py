@@ -39,7 +39,7 @@ from traces.verdict.evidence import gather
 
 @dataclass(frozen=True)
 class ReplayedRun:
-    """A run folder and its measured step. run: without traces if none can be read. notes: a line per missing fact."""
+    """A run folder and its measured step. run: without traces if none are readable. notes: a line per missing fact."""
 
     run: Run
     kind: type[Strategy]
@@ -57,7 +57,7 @@ class ReplayedRun:
 
     @property
     def training(self) -> Training:
-        """The computing and the exchange of a step."""
+        """The compute time and the exchange of a step."""
         return training_of(self.run, self.kind, self.measured)
 
     @property
@@ -84,13 +84,13 @@ def advise_from_run(path: Path, placement, rate: float | None, latency_s: float 
     """Return {"strategies": rows as from advise, "measured": the run, "notes": lines, "advice"}.
 
     None keeps the run's value. On the run's own nodes and links, rows are calibrated and also have "range_s" and
-    "compared"; on its links with other nodes they are only calibrated. Raise RunError if the folder lacks something.
+    "compared"; on its links with other nodes, rows are only calibrated. Raise RunError if the folder lacks something.
     """
     replayed = replayed_run(path)
     if replayed.ranks_of_model > 1:
         raise RunError(
-            f"{path}: {replayed.ranks_of_model} ranks share a model, and this table is of whole ones: add "
-            f"--global-batch {replayed.global_batch or 'G'} for what other cuts take"
+            f"{path}: {replayed.ranks_of_model} ranks share a model, but this table needs a whole model per rank: add "
+            f"--global-batch {replayed.global_batch or 'G'} to compare other cuts"
         )
     run = replayed.run
     calibration = calibration_of(run, strategy_of(run), replayed.measured)
@@ -240,7 +240,7 @@ def traced_step(path: Path, ranks: int, notes: list[str]) -> MeasuredStep | None
 
 
 def logged_step(path: Path, notes: list[str]) -> MeasuredStep | None:
-    """Measure a step from log.jsonl, where everything that is not exchange counts as computing."""
+    """Measure a step from log.jsonl, where everything except exchange counts as computing."""
     rows = [row for row in read_log(path, Gaps(allowed=True)) if {"step_s", "exposed_exchange_s"} <= row.keys()]
     if not rows:
         return None

@@ -33,7 +33,7 @@ NO_LINKS = "config.json lacks its parameters, or the links of its nodes"
 
 
 def strategy_of(run: Run) -> type[Strategy] | None:
-    """Return the run's strategy; None for a user's program, the control, or a strategy's file that is missing."""
+    """Return the run's strategy; None for a user's program, for the control, or if a strategy's file is missing."""
     if "program" in run.config:
         return None
     try:
@@ -70,7 +70,7 @@ def library_of(run: Run) -> str:
 
 
 def training_of(run: Run, kind: type[Strategy], measured: MeasuredStep | None = None) -> Training:
-    """Describe the computing and the exchange of a run's step; without `measured` only the exchange.
+    """Describe the compute time and the exchange of a run's step; without `measured` only the exchange.
 
     kind: the run's strategy.
     """
@@ -97,8 +97,8 @@ def training_of(run: Run, kind: type[Strategy], measured: MeasuredStep | None = 
 def rows_of(config: dict, kind: type[Strategy]) -> Rows | None:
     """Return the sparse embedding gradient of a run's first step if it is exchanged separately, else None.
 
-    A run with overlap has decided this, if its strategy has the choice; for other runs assume it where it pays. Return
-    None also if config.json does not say.
+    A run with overlap has recorded this decision if its strategy allows both; for other runs assume a separate exchange
+    where it pays. Also return None if config.json lacks the counts.
     """
     settings = config["settings"]
     found = config.get("looked_up") or {}
@@ -211,7 +211,7 @@ def why_unknown(run: Run, kind: type[Strategy] | None) -> str:
 
 
 def message_matrix(run: Run) -> np.ndarray | None:
-    """Return (N, N): bytes from rank (row) to rank (column) in one exchange; None for one rank, or if unknown."""
+    """Return (N, N) bytes from rank (row) to rank (column) in one exchange; None for a single rank or if unknown."""
     kind = strategy_of(run)
     placement = placement_of(run)
     if kind is None or run.config.get("mesh") or not run.config.get("parameters") or len(placement) < 2:

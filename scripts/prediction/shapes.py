@@ -1,7 +1,7 @@
 """Predict step and memory for every combination of replicas, tensor-parallel shards and pipeline stages.
 
 A stage computes its share of the model's operations (gpt2/pipeline.py). Sums over shards go through a node's memory at
---memory-rate. cut_step.py predicts the rest. In rows, "copies" are replicas and "parts" are shards.
+--memory-rate. cut_step.py predicts the rest. In the rows, "copies" are replicas and "parts" are shards.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ SHARES = {
 
 
 def shapes(workload: Workload, cluster: Cluster) -> Iterator[tuple[int, int, int]]:
-    """Yield (replicas, shards, stages) for all ranks, with shards within nodes and whole microbatches.
+    """Yield (replicas, shards, stages) whose product is all ranks, with shards within nodes and whole microbatches.
 
     There are at most as many shards as heads, and at most as many stages as layers (one more without shards).
     """
@@ -80,9 +80,9 @@ def step_of(workload: Workload, cluster: Cluster, parts: int, stages: int, libra
 
 
 def computing_s(workload: Workload, layers: tuple[int, ...]) -> np.ndarray:
-    """Return the seconds that each stage computes in a step, (p,), by its share of the operations.
+    """Return each stage's compute time in a step in seconds, (p,), proportional to its share of the operations.
 
-    With equal shares, all ranks compute as long as with replicas alone.
+    With equal shares, all ranks compute as long as if every rank had a replica.
     """
     layer, head = operations(workload.config, workload.length)
     shares = np.array(layers) * layer
@@ -93,8 +93,8 @@ def computing_s(workload: Workload, layers: tuple[int, ...]) -> np.ndarray:
 def strategies_of(step: CutStep, limit: float) -> list[dict]:
     """Return a row per strategy whose exchange is known, the shortest step first.
 
-    exchange_s: the exposed exchange. memory_bytes: of the largest rank. If some strategies need at most `limit` bytes,
-    only those are returned. One replica exchanges nothing and takes the strategy with the least memory, like train.py.
+    exchange_s: the exposed exchange. memory_bytes: maximum over ranks. If some strategies need at most `limit` bytes,
+    return only those. One replica exchanges nothing and takes the strategy with the least memory, like train.py.
     """
     several = [kind for kind in STRATEGIES.values() if kind.traits.exchanges]
     alone = [min(reversed(candidates(AUTO, "host").values()), key=step.memory_bytes)]
@@ -201,7 +201,7 @@ def _times(row: dict, best: dict) -> str:
 
 
 def _mostly(row: dict) -> str:
-    """Name the largest share of a step beside computing."""
+    """Name the largest share of a step other than computing."""
     largest = max(row["shares"], key=row["shares"].get)
     return f", {row['shares'][largest]:.0%} of it {SHARES[largest]}" if row["shares"][largest] >= LEAST_SHOWN else ""
 

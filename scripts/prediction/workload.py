@@ -20,8 +20,8 @@ from traces.record.files import RunError
 class Workload:
     """A training step of global_batch sequences of `length` tokens, in microbatches of batch_size sequences.
 
-    training: the whole model's; its compute_s holds if every rank has a replica. memory_bytes: the limit of a rank,
-    None for no limit.
+    training: of the whole model, with the compute_s of ranks that each have a replica. memory_bytes: the limit per
+    rank, None for no limit.
     """
 
     config: GPT2Config
@@ -35,7 +35,7 @@ class Workload:
 def workload_of_run(
     path: Path, global_batch: int, batch_size: int | None, memory_bytes: int | None, placement, rate, latency_s, library
 ) -> tuple[Workload, Cluster, str, list[str]]:
-    """Return (workload, cluster, MPI library, notes) for a run's model. None keeps the run's value.
+    """Return (workload, cluster, MPI library, notes) for a run's model. An argument of None keeps the run's value.
 
     A sequence is assumed to take as long as in the run. Raise RunError if the folder lacks something.
     """
@@ -62,7 +62,7 @@ def workload_of_run(
 
 
 def own_training(replayed: ReplayedRun) -> tuple[Training, str]:
-    """Return (the training as if each rank had a replica, a text on how well the model predicts the run's step)."""
+    """Return (the training as if each rank had a replica, a text on how well the run's step is predicted)."""
     measured = replayed.measured
     if replayed.ranks_of_model > 1:
         run = read_run(replayed.run.path)
@@ -80,7 +80,7 @@ def own_training(replayed: ReplayedRun) -> tuple[Training, str]:
 
 
 def replicated_step_s(replayed: ReplayedRun) -> float:
-    """Predict the step of a run whose ranks have replicas, in seconds. Raise RunError with the reason if that fails."""
+    """Predict the seconds of a step of a run whose ranks have replicas. Raise RunError with the reason on failure."""
     run = replayed.run
     if replayed.kind.traits.exchanges and not run.links:
         raise RunError(ONE_NODE if len(set(replayed.placement)) == 1 else NO_LINKS)

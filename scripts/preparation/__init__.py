@@ -1,1 +1,1 @@
-"""The parts of prepare.py: from documents to token shards, in several processes, with resume."""
+"""The parts of prepare.py: turn documents into token shards in several processes; resume an interrupted run."""

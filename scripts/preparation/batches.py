@@ -1,6 +1,6 @@
-"""Documents cut into small batches for the tokenizer. The cuts do not depend on the number of processes.
+"""Cut documents into small batches for the tokenizer. The cuts do not depend on the number of processes.
 
-A long document is cut where no token can cross (gpt2/data/cuts.py), so its pieces give the same tokens as the whole.
+A long document is cut where no token can cross (gpt2/data/cuts.py), so its pieces give the whole document's tokens.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,8 +17,8 @@ from gpt2.data.tokenizers import END_OF_TEXT, load_tokenizer
 from gpt2.errors import UserError
 
 BATCH_CHARACTERS = PIECE_CHARACTERS
-LONGEST_RUN = 1 << 24  # characters without a place to cut; matching that many takes about 0.8 GB
-CUTTER = Cutter(ANYWHERE)  # not the cutter for complete texts, as split_at may end a text soon after a cut
+LONGEST_RUN = 1 << 24  # characters without a place to cut; matching a longer run would take more than 0.8 GB
+CUTTER = Cutter(ANYWHERE)  # not the cutter for complete texts: split_at may end a text soon after a cut
 
 
 class Batch(NamedTuple):
@@ -47,21 +47,21 @@ def batches(pieces: Iterable[Chunk], border: int) -> Iterator[Batch]:
 
 
 def read_pieces(source: Input, field: str, splits: bool = False) -> Iterator[Chunk]:
-    """Read a file's documents in pieces of about BATCH_CHARACTERS at most, cut where it changes no token.
+    """Read a file's documents in pieces of about BATCH_CHARACTERS at most, cut where no token changes.
 
-    The cuts depend on the document alone. splits: as for read_chunks. Raise UserError as read_chunks does, or if there
-    is nowhere to cut; InputChanged if the file has changed since it was found.
+    The cuts depend on the document alone. splits: as for read_chunks. Raise UserError like read_chunks, or if there is
+    no place to cut; InputChanged if the file has changed since it was found.
     """
     try:
         yield from cut_pieces(source, field, splits)
     except UserError:
-        check_unchanged(source)  # a change may be why it seems damaged
+        check_unchanged(source)  # the file may seem damaged only because it has changed
         raise
     check_unchanged(source)
 
 
 def cut_pieces(source: Input, field: str, splits: bool) -> Iterator[Chunk]:
-    """Read pieces like read_pieces, from a file that does not change."""
+    """Read pieces like read_pieces, without noticing changes of the file."""
     begins = True
     held = None
     for begins_document, text in read_chunks(source, field, splits):
@@ -82,7 +82,7 @@ def cut_pieces(source: Input, field: str, splits: bool) -> Iterator[Chunk]:
 
 
 def find_cut(text: str, start: int, path) -> int:
-    """Return the end of a piece that begins at `start`; 0 if it needs no cut, or more text to find one."""
+    """Return the end of the piece that begins at `start`; 0 if it needs no cut, or more text before a cut is found."""
     cut = CUTTER.end_of_piece(text, start, BATCH_CHARACTERS)
     if not cut and len(text) - start > LONGEST_RUN:
         raise UserError(
@@ -95,7 +95,7 @@ def find_cut(text: str, start: int, path) -> int:
 def split_at(border: int, documents: Iterable[Chunk]) -> Iterator[tuple[str, bool, str]]:
     """Yield (split, whether a separator precedes the text, text). Separators stand between the documents of a split.
 
-    A document across the border is cut there, as gpt2.data.texts does.
+    A document that crosses the border is cut there, as in gpt2.data.texts.
     """
     seen = 0
     begun = {"train": False, "val": False}
@@ -114,7 +114,7 @@ def tokenize(tokenizer: str, batch: Batch) -> tuple[str, int, np.ndarray]:
     # A longer piece may hold more white space than tiktoken can take at once; tokens_of handles that.
     short = batch.characters <= BATCH_CHARACTERS
     if short and encoding.special_tokens_set and not any(END_OF_TEXT in text for _, text in batch.texts):
-        # For documents of a few kB, one call for all is about 5% faster than one call for each.
+        # For documents of a few kB, one call for the batch is about 5% faster than a call for each document.
         joined = "".join(END_OF_TEXT + text if separated else text for separated, text in batch.texts)
         tokens = encoding.encode_to_numpy(joined, allowed_special={END_OF_TEXT}, disallowed_special=())
         return batch.split, batch.characters, tokens.astype(np.uint16)

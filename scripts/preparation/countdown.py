@@ -13,7 +13,7 @@ LOG_S = 30.0  # between two lines of a log
 class Countdown:
     """A line that shows how much of `total` is done. what: the work, such as "reading". unit: such as "bytes".
 
-    skipped: how much an earlier start has done, so without effect on the estimated speed.
+    skipped: how much an earlier start has done; it does not count in the estimated speed.
     """
 
     def __init__(self, what: str, unit: str, total: int, skipped: int = 0):

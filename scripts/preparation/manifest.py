@@ -1,17 +1,17 @@
 """manifest.json of a folder of shards: their inputs and options, which shards are complete, and where to resume.
 
     tokenizer, vocabulary      name; number of tokens
-    separator                  the tokens between two documents
+    separator                  the tokens placed between two documents
     options                    field, split_documents, shard_tokens, val_percent, name, batch_characters
     format                     FORMAT
-    reading                    READING when the folder was begun
-    inputs                     path, bytes, sha256, documents, empty_documents (left out), characters, end_of_text
-                               (whether a literal <|endoftext|> was read as ordinary text); in order
-    shards                     file, split ("train" or "val"), tokens, bytes, sha256, end: [batch, tokens of it]
+    reading                    the value of READING when the folder was begun
+    inputs                     in order: path, bytes, sha256, documents, empty_documents (skipped), characters,
+                               end_of_text (whether a literal <|endoftext|> was read as ordinary text)
+    shards                     file, split ("train" or "val"), tokens, bytes, sha256, end: [batches, tokens]
     complete                   true when nothing is missing
     crc32                      of all the above
 
-`end` is the place in the input where a shard ends: after that many whole batches and that many tokens of the next one.
+`end` is the place in the input where a shard ends: after `batches` whole batches and `tokens` tokens of the next batch.
 Nothing in the manifest depends on the number of processes, or on whether the work was interrupted.
 """
 
@@ -31,14 +31,14 @@ from gpt2.errors import UserError, file_errors
 from gpt2.files import read_bytes, write_json
 from scripts.preparation.batches import read_pieces
 
-READING = 2  # increase it when the same input may be read or cut differently than before
+READING = 2  # increase READING when the same input may be read or cut differently than before
 FORMAT = "gpt2-mpi shards 1"
 FILE = "manifest.json"
 CHECKSUM = "crc32"
 
 
 def survey(field: str, splits: bool, source: Input) -> dict:
-    """Read an input twice and return its entry in the manifest. Raise UserError or InputChanged as read_pieces does."""
+    """Read an input twice and return its entry in the manifest. Raise UserError or InputChanged like read_pieces."""
     documents = 0
     empty = 0
     characters = 0
@@ -91,7 +91,7 @@ def owned_folder(folder: Path) -> Iterator[None]:
 
 
 def read_manifest(folder: Path) -> dict | None:
-    """Return the folder's manifest; None without manifest and shards. Raise UserError for shards alone."""
+    """Return the manifest; None in a folder without manifest and shards. Raise UserError if there are only shards."""
     path = folder / FILE
     if not path.exists():
         for other in sorted(folder.glob("*.bin")):
@@ -126,7 +126,7 @@ def take_back(folder: Path, manifest: dict, kept: int) -> None:
 
 
 def manifest_checksum(manifest: dict) -> int:
-    """Return the checksum of a manifest that holds none yet."""
+    """Return the checksum of a manifest that does not contain its checksum."""
     return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
 
 
@@ -140,7 +140,7 @@ def check_made_alike(folder: Path, found: dict, expected: dict) -> None:
 
 
 def check_same_inputs(folder: Path, found: dict, surveyed: list[dict]) -> None:
-    """Raise UserError unless the shards were made of the same files, at whatever paths."""
+    """Raise UserError unless the shards were made from files with the same contents; paths may differ."""
     if len(found["inputs"]) != len(surveyed):
         refuse(folder, f"made of {len(found['inputs'])} files, these are {len(surveyed)}")
     for before, now in zip(found["inputs"], surveyed, strict=True):
@@ -149,7 +149,7 @@ def check_same_inputs(folder: Path, found: dict, surveyed: list[dict]) -> None:
 
 
 def check_read_alike(folder: Path, found: dict) -> None:
-    """Raise UserError if this version reads texts differently than the version that began the folder."""
+    """Raise UserError if the folder is incomplete and was begun by a version that reads texts differently."""
     if found["shards"] and found["reading"] != READING:
         refuse(folder, "begun by another version, which reads text in another way, and are not complete")
 

@@ -1,8 +1,8 @@
-"""Map a function over many items in parallel processes, with the results in the items' order.
+"""Map a function over many items in parallel processes; results come in the order of the items.
 
-concurrent.futures does not fit: the processes of its pool share two pipes and their locks. If one is killed while it
-sends a result, as happens when memory is short, the pool waits for ever. If this process is killed, they live on. Here
-each process has its own pipe and shares no lock, so whenever a process ends, its pipe ends, and the other side sees it.
+concurrent.futures does not fit because its processes share two pipes and their locks. If a process is killed while it
+sends a result (memory may be short), the pool waits for ever. If this process is killed, the others live on. Here each
+process has its own pipe and shares no lock. When either side of a pipe ends, the other side notices.
 """
 
 import multiprocessing
@@ -23,25 +23,25 @@ from gpt2.errors import UserError
 from scripts.cluster.program import undisturbed
 
 INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
-AHEAD = 2  # items given to each process: one being computed, one waiting
+AHEAD = 2  # items that a process has at once: one being computed, one waiting
 
 
 @contextmanager
 def ordered_map(processes: int):
-    """Yield a map(function, items) over new processes, which end with the block. One process gets Python's map.
+    """Yield a map(function, items) over new processes, which end with the block. With processes=1, yield Python's map.
 
-    The map reads at most 2 AHEAD items per process beyond the results taken, so it never holds all. It raises an
-    exception of the function at that item's turn, and UserError if a process was ended from outside.
+    The map reads at most 2 AHEAD items per process beyond the results taken, so it never holds all. If the
+    function raises for an item, the exception is raised at the item's turn. If a process dies, UserError is raised.
     """
     if processes == 1:
         yield map
         return
-    resource_tracker.ensure_running()  # otherwise the first process starts it, and that unblocks Ctrl-C too early
+    resource_tracker.ensure_running()  # otherwise start() starts it, which unblocks SIGINT too early
     workers = []
     try:
-        with undisturbed(INTERRUPTS):  # the new processes would print a traceback
-            # They inherit a blocked SIGINT, as it may arrive before `work` ignores it. In this process another thread
-            # could take it all the same, so blocking alone would not delay it.
+        with undisturbed(INTERRUPTS):  # on Ctrl-C the new processes would print a traceback
+            # The processes inherit a blocked SIGINT, which may arrive before `work` ignores it. In this process another
+            # thread could still receive it, so blocking alone would not delay it.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 workers += [start() for _ in range(processes)]
@@ -56,7 +56,7 @@ def ordered_map(processes: int):
 
 
 def start() -> tuple[multiprocessing.Process, Connection]:
-    """Start a process that waits for work. Return it and this end of its pipe."""
+    """Start a process that waits for work. Return the process and this end of its pipe."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(theirs,), daemon=True)
@@ -100,7 +100,7 @@ def map_in_order(connections: list[Connection], function: Callable, items: Itera
 
 def work(connection: Connection) -> None:
     """Answer each (number, function, item) with (number, result, error) until the other end closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     waiting = queue.SimpleQueue()
     Thread(target=receive, args=(connection, waiting), daemon=True).start()
     while True:
@@ -115,7 +115,7 @@ def work(connection: Connection) -> None:
 
 
 def receive(connection: Connection, waiting: queue.SimpleQueue) -> None:
-    """Receive items during work, so that the sender need not wait. End this process when the sender has ended."""
+    """Receive items while `work` computes, so that the sender does not wait. End this process when the sender ends."""
     try:
         while True:
             waiting.put(connection.recv())

@@ -18,11 +18,11 @@ PART = ".part"  # appended to the name of an incomplete shard
 
 
 class ShardWriter:
-    """Writes the tokens of each split to <name>_<split>_000000.bin and so on, `shard_tokens` to each but the last.
+    """Writes the tokens of each split to <name>_<split>_000000.bin etc., `shard_tokens` tokens to each but the last.
 
     A shard is written as <its name>.part and renamed when it is complete and on disk. Then `completed` is called with
-    its entry in the manifest. A .part of an interrupted writer is overwritten. shards: the manifest's entries of
-    existing shards. Raise UserError if writing fails.
+    the shard's entry for the manifest. A .part file of an interrupted writer is overwritten. shards: the manifest's
+    entries of existing shards. Raise UserError if writing fails.
     """
 
     def __init__(self, folder: Path, name: str, shard_tokens: int, shards: list[dict], completed: Callable):
@@ -37,7 +37,7 @@ class ShardWriter:
         self._count = 0
 
     def add(self, split: str, tokens: np.ndarray, batch: int, first: int) -> None:
-        """Write tokens[first:]. tokens: all tokens of batch number `batch`."""
+        """Write tokens[first:], where `tokens` are all tokens of batch number `batch`."""
         if split != self._split:
             self.finish(batch)
         while first < len(tokens):
@@ -52,7 +52,7 @@ class ShardWriter:
                 self._close([batch, first])
 
     def finish(self, batch: int) -> None:
-        """Complete the open shard, if there is one. batch: the number of the first batch after it."""
+        """Complete the open shard, if any. batch: the number of the first batch after this shard."""
         if self._file:
             self._close([batch, 0])
 
@@ -62,7 +62,7 @@ class ShardWriter:
     def __exit__(self, *unused) -> None:
         """Remove an incomplete shard."""
         if self._file:
-            with suppress(OSError):  # on a full disk, its last bytes cannot be written now either
+            with suppress(OSError):  # on a full disk, the last buffered bytes cannot be written
                 self._file.close()
             self._path.unlink(missing_ok=True)
 
@@ -73,7 +73,7 @@ class ShardWriter:
         self._count = 0
         with file_errors(self._path, ADVICE):
             self._path.unlink(missing_ok=True)  # it may be a link or a pipe
-            self._file = open(self._path, "xb")  # noqa: SIM115 (open from one call to another)
+            self._file = open(self._path, "xb")  # noqa: SIM115 (stays open between calls)
             self._file.write(bytes(HEADER_BYTES))
 
     def _close(self, end: list[int]) -> None:

@@ -3,8 +3,8 @@
     events.out.tfevents.TIME.HOST.PID      records of protocol buffers (tensorboard/compat/proto/event.proto): the
                                            format's version, the start, then an Event per step
 
-TensorBoard's package is imported when a file is opened. Records are written directly, not by its EventFileWriter, which
-has a thread: at an error in it, like a full disk, Python prints a traceback.
+The package tensorboard is imported when a file is opened. Records are written without its EventFileWriter, whose thread
+makes Python print a traceback at an error such as a full disk.
 """
 
 import os
@@ -41,13 +41,13 @@ class EventFile:
             self._records = RecordWriter(open(self.path, "xb"))  # noqa: SIM115
         now = time.time()
         self._write(Event(wall_time=now, file_version=FORMAT))
-        # Needed in the first file, too: readers do not treat the first start that they find as a restart.
+        # Also needed in the first file: readers do not treat the first start that they find as a restart.
         self._write(Event(wall_time=now, step=first_step, session_log=SessionLog(status=SessionLog.START)))
 
     def add(self, record: dict, wall_time: float) -> None:
         """Write a line of log.jsonl and flush it. wall_time: seconds since 1970.
 
-        After a UserError do not use the file any more: it may end in an incomplete record, which readers drop.
+        After a UserError do not use the file again: it may end in an incomplete record, which readers drop.
         """
         event = self._new_event(wall_time=wall_time, step=record["step"])
         for name in LOG_ROW:

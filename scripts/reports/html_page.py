@@ -50,7 +50,7 @@ def write_report(
     """Write the page and return its path. Raise UserError if it cannot be written.
 
     numbers: from traces.verdict.summary. answer: the object that diagnose.py --json prints. figures: SVG files by name.
-    config: from config.json. first: the figures that show the verdict.
+    config: from config.json. first: names of the figures that show the verdict.
     """
     title = f"{numbers['label']}, {count_text(numbers['ranks'], 'rank')} on {count_text(numbers['nodes'], 'node')}"
     title += f", {code}" if (code := _code(config)) else ""
@@ -77,7 +77,7 @@ def _verdict(title: str, answer: dict) -> str:
 
 
 def _speed(numbers: dict, config: dict) -> str:
-    """Show the known ones of milliseconds, tokens per second and MFU in large type."""
+    """Show milliseconds, tokens per second and MFU in large type, each only if known."""
     shown = {f"a step (median of {numbers['steps']})": f"{short_ms(numbers['step_ms'])} ms"}
     if numbers["tokens_per_s"] is not None:
         shown["tokens a second"] = f"{numbers['tokens_per_s']:,.0f}"
@@ -94,7 +94,7 @@ def _code(config: dict) -> str:
     code = config.get("code") or {}
     if not code.get("commit"):
         return f"version {code['version']}" if code.get("version") else ""
-    state = {True: " with changes", False: "", None: ", changes not known"}[code.get("dirty")]
+    state = {True: " with changes", False: "", None: ", changes unknown"}[code.get("dirty")]
     return f"commit {code['commit'][:10]}{state}"
 
 

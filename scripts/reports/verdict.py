@@ -10,7 +10,7 @@ from traces.read.starts import number_of
 from traces.units import bytes_text, count_text, mfu_text, range_text, seconds_text
 from traces.verdict.diagnosis import Diagnosis, find_bottleneck
 
-STARTS_SHOWN = 10  # the last ones of a resumed run
+STARTS_SHOWN = 10  # how many starts of a resumed run are listed, latest last
 # Limits for reading traces of a running job, and of starts other than the diagnosed one.
 TRACE_BYTES = 256_000  # of a rank
 ALL_TRACES_BYTES = 16_000_000  # of all ranks and starts
@@ -20,7 +20,7 @@ LEAST_BYTES = 32_000  # of a rank, even if that exceeds the limit for all
 def diagnose(run: Run) -> dict:
     """Return the object that scripts/diagnose.py --json prints. Raise RunError if no step is complete.
 
-    run: from read_run. The other starts of the run get a short verdict from the last steps of each.
+    run: from read_run. Each other start gets a short verdict, based on its last steps.
     """
     answer = answer_of(find_bottleneck(run, measure(run), own_schedule(run)))
     others = judged(run, answer["evidence"]["start"])
@@ -29,7 +29,7 @@ def diagnose(run: Run) -> dict:
 
 
 def judged(run: Run, own: int) -> dict[int, dict]:
-    """Return {number: {"kind", "headline"}} of the shown starts that have traces, without the run's `own`."""
+    """Return {number: {"kind", "headline"}} for each shown start that has traces, except the diagnosed start `own`."""
     shown = run.starts[-STARTS_SHOWN:]
     most_bytes = most_bytes_of(sum(one["ranks"] for one in shown))
     found = {}
@@ -37,13 +37,13 @@ def judged(run: Run, own: int) -> dict[int, dict]:
         try:
             one = read_run(run.path, allow_missing=True, most_bytes=most_bytes, start=number)
             found[number] = _in_short(find_bottleneck(one, measure(one), own_schedule(one)))
-        except RunError:  # the traces are gone, or no step is complete on all ranks
+        except RunError:  # there are no traces, or no step is complete on all ranks
             continue
     return found
 
 
 def most_bytes_of(ranks: int) -> int:
-    """Return how many bytes of each rank's trace are read, so that reading all of them takes a moment."""
+    """Return how many bytes to read of each rank's trace, so that reading all of them takes a moment."""
     return max(LEAST_BYTES, min(TRACE_BYTES, ALL_TRACES_BYTES // max(1, ranks)))
 
 
@@ -95,14 +95,15 @@ def _start_lines(evidence: dict) -> list[str]:
         return []
     shown = starts[-STARTS_SHOWN:]
     count = f"the last {len(shown)} of {len(starts)}" if len(shown) < len(starts) else f"{len(starts)}"
-    return [f"{count}; all above is about start {own}, --start K selects another", *map(start_text, shown)]
+    about = f"the lines above describe start {own}; --start K selects another"
+    return [f"{count}; {about}", *map(start_text, shown)]
 
 
 def start_text(start: dict) -> str:
     """Describe a start: "2: steps 81 to 160 on 4 ranks, 31 ms a step: the port of node2 is slow, and ..."."""
     text = f"{start['start']}: steps {start['first']} to {start['last']} on {count_text(start['ranks'], 'rank')}"
     text += f", {seconds_text(start['step_s'])} a step" if start["step_s"] is not None else ""
-    return f"{text}: {start['headline'] or 'its traces are not there'}"
+    return f"{text}: {start['headline'] or 'no usable traces'}"
 
 
 def _other_lines(answer: dict) -> list[str]:
@@ -132,19 +133,19 @@ def not_predicted(model: dict) -> str:
     if "own_unknown" not in model:
         return f"not predicted: {UNEXPLAINED}: {model['reason']}"
     if model["predicted_step_s"] is None:
-        own = f"its own step is not predicted: {model['own_unknown']}"
+        own = f"this run's step is not predicted: {model['own_unknown']}"
     else:
         predicted_s = model["predicted_step_s"]
         measured_s = model["measured_step_s"]
-        own = f"from its stages' computing, its own step is predicted to take {seconds_text(predicted_s)}, "
-        own += f"off by {predicted_s / measured_s - 1:+.1%}"
+        own = f"this run's step, predicted from its stages' compute times: {seconds_text(predicted_s)} "
+        own += f"({predicted_s / measured_s - 1:+.1%} from measured)"
     return f"not predicted: {model['reason']}; {own}"
 
 
 def place_text(bottleneck: dict) -> str:
     """Return a text like "server-hotspot: 53% of the step; node 0, direction in, seen in reduce".
 
-    The share is of the whole finding, not of the phase.
+    The share belongs to the whole bottleneck, not to the phase after `seen in`.
     """
     names = {"node": "node", "rank": "rank", "direction": "direction", "phase": "seen in"}
     where = [f"{text} {bottleneck[name]}" for name, text in names.items() if bottleneck[name] is not None]
@@ -158,7 +159,7 @@ def _step_rows(evidence: dict) -> dict[str, str]:
     efficiencies = [f"{name.replace('_', ' ')} {s:.2f}" for name, s in evidence["efficiency"].items() if name != "lost"]
     step = f"{seconds_text(evidence['step_s'])}, median of {evidence['steps']}: computing "
     step += f"{seconds_text(evidence['compute_s'])}, exchanging {seconds_text(evidence['exchange_s'])}"
-    # The log may lack these rates.
+    # The log may lack tokens/s and MFU.
     step += f"; {evidence['tokens_per_s']:,.0f} tokens/s" if evidence["tokens_per_s"] else ""
     step += f", MFU {mfu_text(evidence['mfu'], evidence['peak_underestimated'])}" if evidence["mfu"] else ""
     return {

@@ -1,4 +1,4 @@
-"""Turn flags into complete settings: decide open values, and refuse combinations that do not fit together."""
+"""Complete the settings: decide values that the flags leave open, and refuse flags that do not fit together."""
 
 import importlib.util
 from dataclasses import asdict, replace
@@ -27,17 +27,17 @@ from traces import RunError
 from traces.record.steps import parse_steps
 
 MOST_THREADS = 4096  # of a rank
-MOST_LAYERS = 10_000  # ten times the deepest model ever trained
-MOST = 2**31 - 1  # of any other count, as in the files' headers
+MOST_LAYERS = 10_000  # ten times as many as in the deepest model ever trained
+MOST = 2**31 - 1  # of any other count: file headers store 32 bits
 MOST_TOKENS = 10**18  # more is a typing error
 FLOAT32 = 1.2e-38, 3.4e38  # kernels compute in float32: smaller numbers would be 0, larger ones infinite
 INSTALL_TENSORBOARD = "pip install -e '.[tensorboard]'"
 
 
 def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
-    """Decide every None. Return the settings and the model's shape. Raise UserError if they do not fit together.
+    """Decide every value that is None. Return the settings and the model's shape. Raise UserError if they do not fit.
 
-    With --strategy auto, the strategy stays open, and so does overlap unless its flag is given.
+    With --strategy auto, the strategy stays open; overlap also does, unless its flag is given.
     """
     check_exchange_flags(settings, ranks)
     check_arrays(settings)
@@ -80,7 +80,7 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
 
 
 def check_trace(settings: Settings) -> None:
-    """Raise UserError unless --trace names steps of the run. A resumed run may be past them."""
+    """Raise UserError unless --trace names steps of the run. (A resumed run may already be past these steps.)"""
     try:
         first, _ = parse_steps(settings.trace)
     except RunError as error:
@@ -90,7 +90,7 @@ def check_trace(settings: Settings) -> None:
 
 
 def with_steps(settings: Settings, workers: int) -> Settings:
-    """Derive --steps from --tokens, rounded up. Return the settings. Raise UserError if --steps was given, too."""
+    """Derive --steps from --tokens, rounded up. Return the settings. Raise UserError if --steps was also given."""
     if "steps" in settings.typed:
         raise UserError("--tokens with --steps, which decides it too: leave one of them out")
     of_step = settings.batch_size * settings.grad_accum * workers * settings.seq_len
@@ -110,14 +110,14 @@ def with_micro_steps(settings: Settings, workers: int) -> Settings:
     micro_steps, rest = divmod(settings.global_batch_size, at_once)
     if rest:
         raise UserError(
-            f"{flag}, expected a multiple of {at_once}, what --batch-size {settings.batch_size} comes to on all ranks: "
-            "change one of them"
+            f"{flag}, expected a multiple of {at_once}, the sequences of --batch-size {settings.batch_size} on all "
+            "ranks: change one of them"
         )
     return replace(settings, grad_accum=micro_steps)
 
 
 def check_exchange_flags(settings: Settings, ranks: int) -> None:
-    """Raise UserError if the strategy does not support the flags of its exchange. With auto check again later."""
+    """Raise UserError if the strategy does not support the exchange's flags. With auto, check again later."""
     if not is_auto(settings.strategy):
         kind = find(settings.strategy)
         check_server(kind, settings.server, ranks, settings.no_exchange)
@@ -130,14 +130,14 @@ def check_exchange_flags(settings: Settings, ranks: int) -> None:
 def check_arrays(settings: Settings, why: str = "") -> None:
     """Raise UserError if backend, dtype, transport and strategy do not fit together.
 
-    why: why --backend auto took this backend, in brackets.
+    why: the reason why --backend auto chose this backend, in brackets.
     """
     if settings.tf32 and settings.backend == "numpy":
         raise UserError(
             f"--tf32 with --backend numpy{why}, whose products are float32: use --backend cupy, or leave it out"
         )
     if settings.tf32 and settings.dtype != "float32":
-        raise UserError(f"--tf32 with --dtype {settings.dtype}, whose products are of that: leave one of them out")
+        raise UserError(f"--tf32 with --dtype {settings.dtype}, the format of its products: leave one of them out")
     kind = None if is_auto(settings.strategy) else find(settings.strategy)
     if settings.stochastic_rounding:
         if settings.dtype != "bfloat16":
@@ -179,9 +179,9 @@ def check_data_flags(settings: Settings) -> None:
 
 
 def model_config(settings: Settings) -> GPT2Config:
-    """Return the shape of --init's file, else of --model with the numbers that flags change.
+    """Return the shape of --init's file, else that of --model, changed by --n-layer etc.
 
-    Raise UserError if the flags give another shape than the file has.
+    Raise UserError if the flags contradict the file's shape.
     """
     given = {name: getattr(settings, name) for name in asdict(PRESETS["baby"]) if getattr(settings, name) is not None}
     if settings.init != "random":
@@ -209,7 +209,7 @@ def check_shape(settings: Settings, found: GPT2Config, named: GPT2Config, given:
     has = ", ".join(f"{name} {getattr(found, name)}" for name in unlike)
     advice = "leave it out"
     if flags[0].startswith("--preset"):
-        advice = "give the model's shape by --model, or by --n-layer and its like"
+        advice = "give the model's shape by --model, or by --n-layer and similar flags"
     raise UserError(f"{' '.join(flags)} with --init {settings.init}, expected {expected}, found {has}: {advice}")
 
 
@@ -261,6 +261,6 @@ def check_numbers(settings: Settings) -> None:
 
 
 def check_tensorboard(flag: str) -> None:
-    """Raise UserError unless the package tensorboard is installed, which `flag` needs."""
+    """Raise UserError unless the package tensorboard, which `flag` needs, is installed."""
     if importlib.util.find_spec("tensorboard") is None:
         raise UserError(f"{flag} needs the package tensorboard, which is not installed: {INSTALL_TENSORBOARD}")

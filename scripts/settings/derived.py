@@ -1,4 +1,4 @@
-"""Values derived from the complete settings of a run, for the printed table, config.json and checkpoints."""
+"""Derive values from a run's complete settings, for the printed table, config.json and checkpoints."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -12,14 +12,14 @@ from strategies.compatibility import worker_count
 # The arguments of LearningRateSchedule, in order.
 SCHEDULE = ("schedule", "lr", "min_lr", "warmup", "lr_steps")
 OPTIMIZER = ("weight_decay", "beta1", "beta2", "eps", "grad_clip", "skip_outliers")
-# Settings that change the loss curve by rounding alone.
+# Settings that change the loss curve only by rounding.
 ROUNDING = ("dtype", "tf32", "stochastic_rounding", "wire", "error_feedback")
 
 
 def resolved(settings: Settings, config: GPT2Config, threads: int, path: Path) -> dict:
-    """Return every setting as it is used, for the printed table and config.json. No setting may still be "auto".
+    """Return the value in use of every setting, for the printed table and config.json. None may still be "auto".
 
-    model: the name of the preset shape, None if the shape comes from a file (--init).
+    The result's `model` names the preset shape; it is None if the shape comes from a file (--init).
     """
     model = settings.model or ("baby" if settings.init == "random" else None)
     used = {item.name: getattr(settings, item.name) for item in flags()}
@@ -27,7 +27,7 @@ def resolved(settings: Settings, config: GPT2Config, threads: int, path: Path) -
 
 
 def lasting(settings: Settings, ranks: int) -> dict:
-    """Return the settings that shape the losses of a run. A checkpoint holds them, and a resumed run must keep them.
+    """Return the settings that affect the loss curve. A checkpoint stores them, and a resumed run must keep them.
 
     validation_windows: how many windows a validation takes, 0 for all, None without validations.
     """
@@ -54,9 +54,9 @@ def learning_rate(settings: Settings) -> LearningRateSchedule:
 
 
 def doubtful_warmup(settings: Settings) -> str:
-    """Return a warning about the length of the warm-up, "" if it is fine. settings: complete.
+    """Return a warning if the warm-up is too long, else "". settings: complete.
 
-    A run that is shorter than the default warm-up is a trial and gets no warning.
+    A run that is shorter than the default warm-up is taken for a trial and gets no warning.
     """
     rate = learning_rate(settings)
     warmup = settings.warmup
@@ -79,7 +79,7 @@ def computing_ranks(settings: Settings, ranks: int) -> list[bool]:
 
 
 def workers(settings: Settings, ranks: int) -> int:
-    """Return how many workers share a global batch. The ranks that share a model are one worker."""
+    """Return how many workers share a global batch. Ranks that share a model count as one worker."""
     return worker_count(settings.server, copies(settings, ranks))
 
 

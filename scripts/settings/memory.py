@@ -21,7 +21,7 @@ from strategies import find, is_auto
 def check_memory(settings: Settings, config: GPT2Config, world) -> None:
     """Raise UserError if this node certainly lacks memory. Called before planning, which takes time per layer.
 
-    While strategy or backend are open, only a minimum is known: each parameter is on some rank.
+    While the strategy or backend is undecided, only a minimum is known: each parameter is stored on some rank.
     """
     count = llmc.parameter_count(config, config.padded_vocab_size)
     needed = needed_bytes(settings, config, world)
@@ -41,7 +41,7 @@ def has_room(needed: int) -> bool:
 
 
 def needed_bytes(settings: Settings, config: GPT2Config, world) -> int:
-    """Return the least that this rank's node needs in host memory."""
+    """Return the least host memory that this rank's node needs, in bytes."""
     count = llmc.parameter_count(config, config.padded_vocab_size)
     if settings.backend != "numpy" or is_auto(settings.strategy):
         return VECTOR_BYTES * count * world.local_size // world.size
@@ -63,7 +63,7 @@ def bytes_of_wholes(settings: Settings, config: GPT2Config, count: int, world) -
 def bytes_of_rows(settings: Settings, config: GPT2Config, ranks: int) -> int:
     """Return the bytes of the sparse embedding gradient on a rank, if the embedding may be split.
 
-    These are the rows, two lists of their ids, and for their exchange segments and ids that are sent, received and
+    They hold the rows and two lists of row ids, and for the exchange the segments and ids that are sent, received and
     merged.
     """
     if settings.split_embedding == "off" or obstacle(settings, ranks):
@@ -76,13 +76,13 @@ def bytes_of_rows(settings: Settings, config: GPT2Config, ranks: int) -> int:
 
 
 def bytes_of_operands(settings: Settings) -> int:
-    """Return the bytes per number of activations that are only operands of products."""
+    """Return the bytes per element of activations that are used only as operands of products."""
     return 2 if settings.dtype == "bfloat16" else 4
 
 
 def bytes_of_pieces(settings: Settings, config: GPT2Config, world) -> int:
     """Return the bytes on this rank's node if ranks share models.
-    These are the strategy's memory for the model shards, and bytes_beside of each rank."""
+    They are the strategy's memory for the model shards, plus bytes_beside of each rank."""
     cut = model_cut(settings, config)
     seats = positions(world.places, cut.tensor, cut.pipeline)
     number_of = [seat["stage"] * cut.tensor + seat["part"] for seat in seats]  # the shard's number, for each rank
@@ -111,17 +111,17 @@ def bytes_beside(
 ) -> int:
     """Return the bytes that a rank with this model shard holds besides parameters, gradients and moments.
 
-    These are activations of `in_flight` microbatches, tensors that other ranks own and their gradients, the received
-    gradient of the head, buffers of the exchanges of activations, and a product that is added to the gradients of
+    It holds activations of `in_flight` microbatches, tensors owned by other ranks with their gradients, the received
+    gradient of the head, buffers for exchanging activations, and a product before it is added to the gradients of
     earlier microbatches.
     """
     shard = layout.shard
     rows = batch_size * length * layout.config.n_embd
     numbers = 2 * layout.replicated_size
     if shard.tp_size > 1:
-        numbers += rows + rows // shard.tp_size  # a whole buffer, and a share of the sum
+        numbers += rows + rows // shard.tp_size  # a whole buffer, and this rank's share of the sum
     if not (shard.is_first and shard.is_last):
-        numbers += 4 * rows // shard.tp_size  # receives posted ahead, sends under way
+        numbers += 4 * rows // shard.tp_size  # receives that are posted early, sends that are not complete
     if shard.is_first and not shard.is_last:
         numbers += shard.share_size(layout.config.padded_vocab_size) * layout.config.n_embd
     if micro_steps > 1:
@@ -131,6 +131,6 @@ def bytes_beside(
 
 
 def multiplied(layout: Layout) -> list:
-    """Return the tensors whose gradients are products: matrices, and the token embedding if it is the head."""
+    """Return the tensors whose gradients are matrix products: matrices, and the token embedding as the head."""
     used = layout.tensors + layout.replicated
     return [tensor for tensor in used if tensor.decays and (layout.shard.is_last or tensor.name != "wte")]

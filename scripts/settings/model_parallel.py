@@ -11,9 +11,9 @@ from scripts.settings.training import Settings
 
 @dataclass(frozen=True)
 class ModelCut:
-    """The cut of a model over `tensor` x `pipeline` ranks: tensor-parallel shards of each pipeline stage.
+    """How a model is cut for `tensor` x `pipeline` ranks: into stages, and each stage into tensor-parallel shards.
 
-    layers: how many layers each stage has. schedule: one of gpt2.pipeline.SCHEDULES. micro_steps: microbatches of a
+    layers: the number of layers of each stage. schedule: one of gpt2.pipeline.SCHEDULES. micro_steps: microbatches per
     step.
     """
 
@@ -81,7 +81,7 @@ def copies(settings: Settings, ranks: int) -> int:
 
 
 def with_layers(settings: Settings, config: GPT2Config, ranks: int) -> Settings:
-    """Decide the layers of each stage. Return the settings. Raise UserError if model or ranks do not divide."""
+    """Decide the layers of each stage. Return the settings. Raise UserError if the model or the ranks do not divide."""
     check_cut(settings, config, ranks)
     least_last = 0 if settings.tensor_parallel == 1 else 1
     if settings.pipeline_layers is not None:
@@ -119,7 +119,7 @@ def check_cut(settings: Settings, config: GPT2Config, ranks: int) -> None:
 
 
 def check_layers(layers: tuple[int, ...], config: GPT2Config, stages: int, least_last: int) -> None:
-    """Raise UserError unless --pipeline-layers has a number per stage, and they add up to the model's layers."""
+    """Raise UserError unless --pipeline-layers has a number per stage and the numbers add up to the model's layers."""
     found = ",".join(map(str, layers))
     if len(layers) != stages:
         raise UserError(

@@ -4,9 +4,9 @@
     srun -n 8 python scripts/train.py --preset llmc-fineweb-124M --strategy hierarchical-sharded --dtype bfloat16 \\
         --train-data '...' --val-data '...'
 
-A preset sets the tokens of a step, not the number of ranks. The ranks share the step's sequences, and --grad-accum
-follows from their number and --batch-size. A flag on the command line overrides the preset. --batch-size and
---grad-accum together make another global batch. The user chooses the data and the exchange.
+A preset sets the tokens per step, not the number of ranks. The ranks share the step's sequences, and --grad-accum
+follows from the number of ranks and --batch-size. A flag on the command line overrides the preset; --batch-size and
+--grad-accum together set another global batch. The user chooses the data and the exchange.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from gpt2.errors import UserError
 
 @dataclass(frozen=True)
 class Preset:
-    """A known run. needs: {flag: the data that it must name}. batch_size: the most sequences in a microbatch. settings:
+    """A known run. needs: {flag: description of its data}. batch_size: most sequences in a microbatch. settings: the
     defaults of other flags."""
 
     needs: dict[str, str]
@@ -27,8 +27,8 @@ class Preset:
 
 KNOWN_RUNS = {
     # nanoGPT's README, "I only have a macbook", and the defaults that its command takes from
-    # config/train_shakespeare_char.py and train.py. Published: validation loss 1.88. There the 65 characters are the
-    # tokens and biases are left out; --eval_iters=20 draws 20 batches, here the whole validation set is taken.
+    # config/train_shakespeare_char.py and train.py. Published: validation loss 1.88. In nanoGPT the 65 characters
+    # are the tokens, biases are left out, and --eval_iters=20 draws 20 batches; here the whole validation set is used.
     "nanogpt-shakespeare": Preset(
         needs={"text": "tinyshakespeare.txt"},
         tokens_per_step=12 * 64,  # --batch_size=12 --block_size=64
@@ -48,8 +48,8 @@ KNOWN_RUNS = {
             "eval_steps": 0,
         },
     ),
-    # llm.c's scripts/run_gpt2_124M.sh, its letters behind each line; without one, what train_gpt2.cu takes where the
-    # script does not say. A GPU's --dtype bfloat16 is the user's to add; ZeRO-1 (-z 1) is the default strategy.
+    # llm.c's scripts/run_gpt2_124M.sh; each comment names the script's flag. Lines without comment are defaults of
+    # train_gpt2.cu. On GPUs the user adds --dtype bfloat16. ZeRO-1 (-z 1) is our default strategy.
     "llmc-fineweb-124M": Preset(
         needs={"train_data": "FineWeb's fineweb_train_*.bin", "val_data": "FineWeb's fineweb_val_*.bin"},
         tokens_per_step=524_288,  # -d
@@ -60,7 +60,7 @@ KNOWN_RUNS = {
             "steps": 18_865,  # one epoch
             "lr": 6e-4,  # -l
             "schedule": "cosine",
-            "min_lr": 0.0,  # -q, the fraction that is left
+            "min_lr": 0.0,  # -q, as a fraction of the peak
             "warmup": 700,  # -u
             "beta1": 0.9,
             "beta2": 0.95,
@@ -77,7 +77,7 @@ KNOWN_RUNS = {
 
 
 def defaults_of(name: str) -> dict:
-    """Return the preset's defaults of flags. `batches` decides the values that are None."""
+    """Return the preset's defaults of flags. The function `batches` decides the values that are None."""
     return KNOWN_RUNS[name].settings | {"batch_size": None, "grad_accum": None}
 
 
@@ -90,9 +90,9 @@ def check_data(settings) -> None:
 
 
 def batches(settings, workers: int) -> tuple[int, int]:
-    """Return (--batch-size, --grad-accum) with which `workers` compute the preset's tokens in a step.
+    """Return the (--batch-size, --grad-accum) with which `workers` compute the preset's tokens per step.
 
-    If one of the flags was given, the other follows from it. Raise UserError if the tokens do not divide.
+    If only one of the flags was given, the other follows from it. Raise UserError if the tokens do not divide.
     """
     batch_size = settings.batch_size
     micro_steps = settings.grad_accum

@@ -1,4 +1,4 @@
-"""Choose how many tokens a model reads at once. Positions that were never trained have random embeddings."""
+"""Choose the length of a model's sequences. Positions that were never trained have random embeddings."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ from gpt2.formats import weights
 
 
 def choose_sequence_length(requested: int | None, path: Path, config: GPT2Config) -> tuple[int, str]:
-    """Return the length of sequences for the model at `path`, and a remark about it or "".
+    """Return the length of sequences for the model at `path`, and a remark about this length or "".
 
-    requested: --seq-len, None for the length that the model was trained on, or for its context if that is unknown.
-    Raise UserError if it exceeds the context.
+    requested: --seq-len; None for the length of the training sequences, or for the context if that is unknown. Raise
+    UserError if the length exceeds the context.
     """
     trained_length, _ = weights.trained_lengths(path) or (config.context, 0)
     length = requested or trained_length

@@ -1,8 +1,8 @@
 """Decide whether the token embedding's two gradients are exchanged separately (--split-embedding).
 
-The gradient of the head is ready at the very beginning of backward, and the head is used last in forward. The gradient
-of the lookup is ready at the very end, and the table is used first; but it concerns only the rows that a step looks up.
-If these are few, they are exchanged as a sparse gradient, and the dense rest while the model computes.
+The head's gradient is ready at the very beginning of backward, and forward uses the head last. The lookup's gradient is
+ready at the very end, and forward uses the table first; but this gradient has only the rows that a step looks up. If
+the rows are few, they are exchanged as a sparse gradient, and the head's dense gradient while the model computes.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from scripts.settings.model_parallel import is_cut
 from scripts.settings.training import Settings
 from strategies import STRATEGIES, find, is_auto, names
 
-# Different words among n of a text: 44 n^0.49 in RCV1's news (Manning, Raghavan, Schuetze 2008, section 5.1.1).
+# A text of n words has 44 n^0.49 different words (RCV1 news; Manning, Raghavan, Schuetze 2008, section 5.1.1).
 HEAPS_FACTOR = 44
 HEAPS_POWER = 0.49
-PAYS_UP_TO = 0.5  # of the vocabulary's rows; with more, less than half of the exchange moves away from the step's ends
+PAYS_UP_TO = 0.5  # of the vocabulary's rows; with more, most of the exchange would stay at the ends of the step
 
 
 def obstacle(settings: Settings, ranks: int) -> str | None:
@@ -53,7 +53,7 @@ def most_rows(settings: Settings, config: GPT2Config) -> int:
 
 
 def expected_rows(settings: Settings, config: GPT2Config, ranks: int, placement: list[int]) -> Rows | None:
-    """Estimate the rows that ranks look up in a step, before any data is read; None if the embedding is not split.
+    """Estimate, before data is read, the rows that ranks look up in a step; None if the embedding is not split.
     placement: the node of each rank."""
     if settings.split_embedding == "off" or obstacle(settings, ranks):
         return None
@@ -61,8 +61,8 @@ def expected_rows(settings: Settings, config: GPT2Config, ranks: int, placement:
 
 
 def rows_of_text(tokens: int, config: GPT2Config, placement, pays: bool = False) -> Rows | None:
-    """Estimate the rows if each rank reads `tokens` of a text in a step. placement: the node of each rank.
-    Return None if a split would not pay, unless `pays` says that it does."""
+    """Estimate the rows if each rank reads `tokens` tokens of text per step. placement: the node of each rank.
+    Return None if a split would not pay; pays=True: the user has asked for it, so estimate in any case."""
     vocabulary = config.padded_vocab_size
     ranks = len(placement)
 
@@ -92,9 +92,9 @@ def is_split(settings: Settings, ranks: int, rows: int, vocabulary: int, before:
 class EmbeddingExchange:
     """How a run exchanges the token embedding.
 
-    is_split: whether the rows that a step looks up are exchanged apart from the head. looked_up: how many rows the
-    first step looks up (used_rows); None on one rank, and where ranks share a model. text: how it is exchanged, and
-    why; None without overlap.
+    is_split: whether looked-up rows are exchanged separately from the head's gradient. looked_up: how many rows the
+    first step looks up (used_rows); None on one rank, or if ranks share a model. text: how the embedding is exchanged,
+    and why; None without overlap.
     """
 
     is_split: bool = False
@@ -113,7 +113,7 @@ def plan_embedding(
     """Decide how the token embedding is exchanged. Collective. End the job if a requested split is impossible.
 
     step: the first one of this start. global_batch: sequences of a step. before: the facts of the checkpoint that the
-    run resumes from, {} without one or if it exchanges differently. An equal exchange must round alike.
+    run resumes from; {} without a checkpoint, or if the exchange has changed. An unchanged exchange must round alike.
     """
     with world.together(UserError):
         check_split(settings, world.size)

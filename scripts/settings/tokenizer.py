@@ -18,14 +18,14 @@ OF_VOCABULARY = {size: name for name, size in VOCABULARY_SIZES.items()}
 
 
 def choose_tokenizer(requested: str | None, path: Path | None, vocab_size: int) -> tiktoken.Encoding:
-    """Load tokenizer_name's tokenizer. Raise UserError also if it exceeds the vocabulary or lacks files."""
+    """Load the tokenizer that tokenizer_name finds. Raise UserError also if it is too large or lacks files."""
     name = tokenizer_name(requested, path, vocab_size)
     check_fits(name, vocab_size)
     return load_tokenizer(name)
 
 
 def tokenizer_name(requested: str | None, path: Path | None, vocab_size: int) -> str:
-    """Return the requested tokenizer, else the model's at `path`, else the one with `vocab_size` tokens.
+    """Return the requested tokenizer, else that of the model at `path`, else the tokenizer with `vocab_size` tokens.
 
     Raise UserError if none of these is known.
     """
@@ -58,7 +58,7 @@ def tokenizer_of(path: Path) -> str | None:
     path: as for --init. Raise UserError if the file that names the tokenizer is damaged.
     """
     path = Path(path)
-    found = tokenizer_of_run(path.absolute()) or tokenizer_of_run(path.resolve())  # either may lead out of the run
+    found = tokenizer_of_run(path.absolute()) or tokenizer_of_run(path.resolve())  # a link may lead out of the run
     return found or tokenizer_of_folder(path.parent if path.suffix == ".safetensors" else path)
 
 
@@ -81,14 +81,14 @@ def tokenizer_of_run(path: Path) -> str | None:
 
 
 def tokenizer_of_training(settings, vocab_size: int) -> str | None:
-    """Return the tokenizer of a training run: its text's, or that of the tokens in --train-data if known.
+    """Return the tokenizer of a training run: of its text, or of the tokens in --train-data if known.
 
-    A new model gets bytes. Raise UserError like choose_tokenizer, or if the tokens belong to another tokenizer.
+    For a new model, the default is bytes. Raise UserError like choose_tokenizer, or if the tokens are of another one.
     """
     goes_on, model = start_of(settings)
     said = settings.tokenizer or (model and tokenizer_of(model))
     if settings.tokenizer and (settings.train_data or (model and not goes_on)):
-        check_fits(settings.tokenizer, vocab_size)  # for a smaller new model the text's tokens are checked
+        check_fits(settings.tokenizer, vocab_size)  # with --text, a new model may be smaller: its tokens are checked
     if not settings.train_data:
         return tokenizer_name(said or (None if model else "bytes"), model, vocab_size)
     if model and not goes_on:
@@ -107,7 +107,7 @@ def start_of(settings) -> tuple[bool, Path | None]:
 
 
 def tokenizer_of_shards(pattern: str) -> str | None:
-    """Read the tokenizer from the manifest that prepare.py leaves beside shards; None if there is none."""
+    """Read the tokenizer from the manifest that prepare.py writes beside shards; None without a manifest."""
     for path in shard_paths(pattern)[:1]:
         try:
             name = json.loads(read_bytes(path.parent / "manifest.json"))["tokenizer"]
@@ -118,7 +118,7 @@ def tokenizer_of_shards(pattern: str) -> str | None:
 
 
 def check_tokens(what, found: str | None, expected: str | None) -> None:
-    """Raise UserError if tokens belong to another tokenizer than the model's. what: their name in the message."""
+    """Raise UserError if tokens were made by another tokenizer than the model's. what: their name in the message."""
     if found and expected and found != expected:
         raise UserError(
             f"{what}: tokens of the tokenizer {found}, expected the model's, {expected}: tokenize the text with that "

@@ -1,6 +1,6 @@
 """Parse the values of flags: rates, sizes, times, counts, percentages.
 
-Each function is a `type` for argparse and may be called on its own. If it cannot parse the text, it raises UnitError
+Each function is a `type` for argparse and may be called on its own. If a text cannot be parsed, it raises UnitError
 with a line that names the text and the expected format.
 """
 
@@ -10,7 +10,7 @@ from fractions import Fraction
 
 NUMBER = r"(\d+(?:\.\d+)?)"
 BITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
-MOST = 1e18  # of anything: more is a typing error, and beyond 64 bits
+MOST = 1e18  # of any value: more is a typing error, and does not fit 64 bits
 LEAST_RATE = 1e3  # bits/s; slower than this is a typing error
 LEAST_CORES = 0.01
 MOST_CORES = 4096
@@ -21,7 +21,7 @@ FILE_BYTES = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 class UnitError(argparse.ArgumentTypeError, ValueError):
-    """A text that cannot be parsed. It has two base classes, as argparse prints only an ArgumentTypeError's message."""
+    """A text that cannot be parsed. Two base classes: argparse prints only an ArgumentTypeError's message."""
 
 
 def bits_per_s(text: str) -> float:
@@ -77,7 +77,7 @@ def size_in_bytes(text: str) -> int:
     """Parse "512KiB" to 524288."""
     try:
         (count,) = sizes(text)
-    except ValueError:  # no size, or several
+    except ValueError:  # not exactly one size
         raise UnitError(f"{text[:40]!r} is no size: expected one, like 512KiB or 600MB") from None
     return count
 

@@ -1,6 +1,6 @@
-"""bench_step.py on CPUs: contenders take turns, step by step; the floor is the step's matrix products alone.
+"""bench_step.py on CPUs: contenders take turns, step by step; the floor runs only the step's matrix products.
 
-The peak of the multiply-add instruction takes turns as well (peak.py).
+The multiply-add instruction's peak takes turns like a contender (peak.py).
 """
 
 import statistics
@@ -15,17 +15,17 @@ from scripts.machine.host import machine, versions
 from scripts.step_bench.process import TORCH_CONTENDERS, ContenderProcess, compare_steps, contender_command, selected
 from scripts.step_bench.products import least_flops
 
-SETTLE_S = 0.5  # the threads of BLAS and OpenMP spin on after a step, on the cores of the next contender
+SETTLE_S = 0.5  # after a step the threads of BLAS and OpenMP still spin, on cores that the next contender needs
 COMMAND = contender_command()
 SHAPE = ("model", "batch_size", "seq_len", "threads", "dtype")
 CONTENDERS = {"ours": "this project", "floor": "matrix products alone"}
-FLOAT32 = {"ours-float32": "this project, float32"}  # if the others compute in bfloat16
-PEAK = "peak"  # a contender that only runs the instruction of our products
+FLOAT32 = {"ours-float32": "this project, float32"}  # an extra contender when --dtype is bfloat16
+PEAK = "peak"  # a contender that runs nothing but the multiply-add instruction of our products
 HEAD = f"{'':24}   step, s     min     max  tokens/s ours / it peak / it  memory, GB"
 
 
 def bench(settings, config) -> int:
-    """Measure, print and write. Return the exit code."""
+    """Measure, print the table and write the report. Return the exit code."""
     names = CONTENDERS | (FLOAT32 if settings.dtype == "bfloat16" else {})
     names |= TORCH_CONTENDERS if "torch" in settings.vs else {}
     report = summarize(settings, measure(settings, [*names, PEAK]))
@@ -35,7 +35,7 @@ def bench(settings, config) -> int:
 
 
 def measure(settings, names: list[str]) -> dict[str, list[dict]]:
-    """Measure in turns, after two steps that do not count. Return every contender's answers for the others."""
+    """Measure in turns, after two uncounted steps. Return each contender's answers for the counted steps."""
     results = {name: [] for name in names}
     shape = selected(settings, *SHAPE)
     with ExitStack() as stack:
@@ -51,7 +51,7 @@ def measure(settings, names: list[str]) -> dict[str, list[dict]]:
 
 
 def summarize(settings, results) -> dict:
-    """Return the report: each contender's statistics, median parts of its step and memory; the peak's best turn."""
+    """Return the report: each contender's step times, median times of parts, and memory; the peak's best turn."""
     peak = min(results[PEAK], key=lambda turn: turn["step_s"])
     (instruction,) = peak["parts"]
     ours = results["ours"]

@@ -2,9 +2,8 @@
 
     python scripts/bench_step.py --contender NAME '{"model": "gpt2-124M", "batch_size": 4, "seq_len": 64, "threads": 2}'
 
-The answer to {"do": "step"} has step_s, parts (seconds by name), peak_memory_bytes, versions, environment (the
-variables that influence matrix products) and blas (NumPy's BLAS in this process, scripts/machine/blas.py; None for
-PyTorch).
+The answer to {"do": "step"} has step_s, parts (seconds by name), peak_memory_bytes, versions, environment (variables
+that influence matrix products) and blas (scripts/machine/blas.py: this process's BLAS facts; None for PyTorch).
 """
 
 import os
@@ -17,7 +16,7 @@ from types import SimpleNamespace
 from scripts.machine.blas import blas_facts
 from scripts.step_bench.process import import_torch
 
-PREFIXES = ("OPENBLAS_", "OMP_", "MKL_", "KMP_", "GOMP_")  # of the variables that BLAS and OpenMP read
+PREFIXES = ("OPENBLAS_", "OMP_", "MKL_", "KMP_", "GOMP_")  # of environment variables that BLAS and OpenMP read
 
 
 def ours(shape):
@@ -56,7 +55,7 @@ def ours(shape):
 
 
 def timed(kernels, spent) -> SimpleNamespace:
-    """Wrap the kernels, so that each call adds its seconds to spent[name]."""
+    """Wrap the kernels so that each call adds its seconds to spent[name]."""
     from gpt2.kernels import KERNELS
 
     def wrap(name, kernel):
@@ -101,7 +100,7 @@ def floor(shape):
 
 
 def peak(shape):
-    """Measure the peak of the multiply-add instruction, as the seconds of a step's products at that rate."""
+    """Measure the multiply-add instruction's peak rate; answer with the seconds that a step's products take at it."""
     from gpt2.config import PRESETS
     from scripts.step_bench.peak import InstructionPeak
     from scripts.step_bench.products import least_flops
@@ -146,7 +145,7 @@ def pytorch(shape, compiled):
 
 
 def answering(make):
-    """Return a contender's maker from make(shape), which returns the function that makes a step."""
+    """Return a contender's maker. make(shape) returns a function that runs one step."""
 
     def make_functions(shape):
         one_step, versions = make(shape)

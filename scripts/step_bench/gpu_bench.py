@@ -1,8 +1,8 @@
-"""bench_step.py on a GPU: our own figures first, then the other contenders, each with the GPU to itself.
+"""bench_step.py on a GPU: our own step first, then the other contenders, each alone on the GPU.
 
-A contender's process has ended, and its memory is free, before the next one starts. A turn is some steps and one wait
-for the GPU. A contender's turn is compared with our turn of the same number, because a GPU's clock falls under load.
-Every result is printed and written at once, so that it stays if the run is killed.
+A contender's process has ended, and its memory is free, before the next one starts. A turn is several steps followed by
+one wait for the GPU. Turn k of a contender is compared with our turn k, because a GPU's clock falls under load. Every
+result is printed and written at once, so that it remains if the run is killed.
 """
 
 import time
@@ -30,11 +30,11 @@ COMMAND = contender_command("--backend", "cupy")
 CONTENDERS = {
     "ours": "this project", "apart": "  no work in epilogues", "cudnn": "  attention by cuDNN",
 } | TORCH_CONTENDERS | {"llmc": "llm.c"}  # fmt: skip
-# Contenders that --vs asks for: if one cannot be measured, the command fails.
+# Contenders requested by --vs: if one of them cannot be measured, the command fails.
 ASKED_FOR_BY = {name: "torch" for name in TORCH_CONTENDERS} | {"llmc": "llmc"}
 STEPS_A_TURN = 5
 WARM_UP_STEPS = 3
-LIMIT_S = 450  # for the whole command; no measurement begins later
+LIMIT_S = 450  # after this time the command begins no further measurement
 FIRST_STEPS_LIMIT_S = 240  # includes compiling and the choice of algorithms
 RATES = {"copy_bytes": 2 << 30, "matmul_size": 8192, "matmul_s": 2.0}
 
@@ -52,7 +52,7 @@ def bench(settings, config, command=COMMAND, rates=RATES) -> int:
 
 
 class GpuBench:
-    """One run of the command: the report so far, and the time that is left."""
+    """One run of the command: the report so far, and the remaining time."""
 
     def __init__(self, settings, config, command):
         self.settings = settings
@@ -72,7 +72,7 @@ class GpuBench:
         }
 
     def measure_ours(self, rates) -> None:
-        """Measure tokens/s, then the rates of this GPU, then each kernel beside its floor."""
+        """Measure our tokens/s, then this GPU's rates, then the time and the floor of each kernel."""
         with self._started("ours") as ours:
             gpu = ours.ask("gpu", limit_s=self._left())
             self.report["machine"] |= gpu["facts"]
@@ -121,7 +121,7 @@ class GpuBench:
         return [contender.ask("steps", limit_s=self._left(), count=STEPS_A_TURN) for _ in range(self.settings.repeat)]
 
     def _llmc_turns(self) -> list[dict]:
-        """Return the turns of llm.c, which runs all its steps at once."""
+        """Return the turns of llm.c, which runs all its steps in one process."""
         steps = WARM_UP_STEPS + STEPS_A_TURN * self.settings.repeat
         found = run_llmc(self.settings.vs["llmc"], self.shape, steps, self._left())
         self.first_losses["llmc"] = found[WARM_UP_STEPS - 1]["loss"]
@@ -129,14 +129,14 @@ class GpuBench:
         return [turn[-1] | {"step_s": fmean(step["step_s"] for step in turn)} for turn in turns]
 
     def _left(self) -> float:
-        """Return the seconds that are left. Raise ContenderError if there are none."""
+        """Return the remaining seconds. Raise ContenderError if there are none."""
         left_s = LIMIT_S - (time.perf_counter() - self.start)
         if left_s <= 0:
             raise ContenderError(f"not measured: the {LIMIT_S} s of this command are used up")
         return left_s
 
     def _record(self, name: str, turns: list[dict]) -> None:
-        """Summarize the contender's turns, print and write the result."""
+        """Summarize a contender's turns; print and write the result."""
         ours_s = [turn["step_s"] for turn in self.our_turns]
         seconds = [turn["step_s"] for turn in turns]
         last = turns[-1]
@@ -155,7 +155,7 @@ class GpuBench:
         self._write()
 
     def _mfu(self, flops: float) -> dict:
-        """Return Peak.mfu, given the fastest rate so far of any contender or product."""
+        """Return Peak.mfu, with the fastest rate that any contender or product has reached so far."""
         tflops = self.report["peak_tflops"]
         rates = self.report.get("rates", {})
         seen = [entry.get("flops", 0.0) for entry in self.report["contenders"].values()]

@@ -38,7 +38,7 @@ def first_batch(config, shape):
 
 
 def timed_steps(one_step, synchronize, facts):
-    """Return a contender's `steps`, which makes `count` steps, then waits for the GPU. one_step() returns the loss."""
+    """Return a contender's function `steps`: run `count` steps, then wait for the GPU. one_step() returns the loss."""
 
     def steps(count):
         synchronize()
@@ -52,9 +52,9 @@ def timed_steps(one_step, synchronize, facts):
 
 
 def ours(shape, **options):
-    """Make the contender with this project's kernels. It also answers `kernels`, `rates` and `gpu`.
+    """Make this project's contender. Besides `steps` it answers the requests `kernels`, `rates` and `gpu`.
 
-    options: for Device.
+    options: arguments of Device.
     """
     from gpt2.errors import UserError
     from gpt2.kernels import bind
@@ -76,7 +76,7 @@ def ours(shape, **options):
     optimizer = AdamW(kernels, layout, 0, layout.size, AdamWSettings(weight_decay=WEIGHT_DECAY))
     step = OurStep(device, model, optimizer, first_batch(config, shape))
     pool = device.cupy.get_default_memory_pool()
-    pool.free_all_blocks()  # the buffers that copied the parameters are not part of a step's memory
+    pool.free_all_blocks()  # the buffers used to copy the parameters are not part of a step's memory
     return {
         "steps": timed_steps(step, device.synchronize, lambda: {"memory_bytes": pool.total_bytes()}),
         "kernels": step.by_kernel,
@@ -117,10 +117,10 @@ class OurStep:
         return loss
 
     def by_kernel(self):
-        """Run one step with events around each kernel; return the milliseconds of its phases and kernels.
+        """Run one step with events before and after each kernel; return the milliseconds of its phases and kernels.
 
-        "rows": see KernelTimes. "choices": the times by which the device chose between our own kernels and cuBLASLt's
-        epilogues or cuDNN's attention.
+        "rows": see KernelTimes. "choices": the measured times from which the device chose between our own kernels and
+        cuBLASLt's epilogues or cuDNN's attention.
         """
         from scripts.step_bench.gpu_kernels import KernelTimes
 
@@ -149,7 +149,7 @@ class OurStep:
 def pytorch(shape, compiled):
     """Make the contender PyTorch, as nanoGPT trains: float32 parameters, autocast to bfloat16, fused AdamW.
 
-    PyTorch chooses the attention. The vocabulary is padded like ours, and pads count in no softmax.
+    PyTorch chooses the attention kernel. The vocabulary is padded like ours; pad rows are excluded from the softmax.
     """
     torch, torch_gpt2 = import_torch()
 

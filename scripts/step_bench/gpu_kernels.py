@@ -1,8 +1,8 @@
-"""The time of each kernel of a step on the GPU, and the least bytes and operations that it needs.
+"""Time each GPU kernel of a step, and count the fewest bytes and operations that it needs.
 
-A kernel's bytes count each of its arrays once if it is read or written, twice if it is changed in place. Scratch memory
-does not count. Floating point operations count matrix products, including attention's, with the half below the
-diagonal. Kernels that only make sense together share a row.
+An array counts once in a kernel's bytes if it is read or written, twice if it is changed in place. Scratch memory does
+not count. Floating point operations are those of matrix products; of attention's products, only the half below the
+diagonal counts. Kernels that are meaningful only together share a row.
 """
 
 from collections import Counter, defaultdict
@@ -26,7 +26,7 @@ def _layernorm_rows(dinputs, partial_sums, *others):
     return 2 * dinputs.nbytes + _bytes(*others[:5])
 
 
-# Kernel: its row, and its bytes from the arguments of its launch (gpt2/kernels/cupy/launch.py, attention.py).
+# Kernel: (its row, its bytes computed from its launch arguments; see gpt2/kernels/cupy/launch.py, attention.py).
 ROWS = {
     "embedding_forward": ("embedding_forward", lambda out, tokens, wte, wpe, rows, N, T, C: (
         _bytes(out, tokens) + _embedding_rows(out, wte) + int(T) * int(C) * wpe.itemsize)),
@@ -57,7 +57,7 @@ ROWS = {
         _bytes(dqkv, dout, qkv, logsumexp))),
     "attention_backward_keys": ("attention_backward", lambda *_: 0),
 }  # fmt: skip
-# Products of all heads, 2 T T D operations each, half of them masked; those of the whole backward stand at one kernel.
+# Number of products of 2 T T D operations per head, half of them masked. One kernel carries all of backward's products.
 ATTENTION_PRODUCTS = {"attention_forward": 2, "attention_backward_queries": 5}
 
 
@@ -89,7 +89,7 @@ def matmul_work(out, left, right, options) -> tuple[str, int, int]:
 
 
 class TimedAttention:
-    """cuDNN's attention; each run is inside between(row, bytes, floating point operations)."""
+    """cuDNN's attention, with each run inside the context manager between(row, bytes, floating point operations)."""
 
     def __init__(self, attention, between):
         self._attention = attention
@@ -137,7 +137,7 @@ class KernelTimes:
         try:
             yield
         finally:
-            del device.launch  # uncovers the class's method
+            del device.launch  # restores the method of the class
             device.matmul = matmul
             device.cudnn_attention = cudnn
         device.synchronize()

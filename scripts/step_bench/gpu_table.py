@@ -1,4 +1,4 @@
-"""Tables of bench_step.py --backend cupy: a line per contender, and our step's kernels beside their floors."""
+"""Tables of bench_step.py --backend cupy: a line per contender; the times and floors of our kernels."""
 
 from traces.units import mfu_text
 
@@ -30,7 +30,7 @@ def failure_line(label: str, error: str) -> str:
 
 
 def floors(report: dict) -> list[dict]:
-    """Return every row of our step with its floor in ms and the limit that sets the floor, the longest row first."""
+    """Return our step's rows, longest first, each with its floor in ms and the limit that sets the floor."""
     rates = report["rates"]
     rows = []
     for name, row in report["kernels"]["rows"].items():
@@ -78,7 +78,7 @@ def groups(rows: list[dict]) -> dict[str, list[dict]]:
 
 
 def _line(name: str, rows: list[dict], step_ms: float) -> str:
-    """Return the line of a kernel, or of several together."""
+    """Return the table's line for a kernel or a group of kernels."""
     launches, ms, floor_ms = (sum(row[key] for row in rows) for key in ("launches", "ms", "floor_ms"))
     return f"    {name:44} {launches:8} {ms:8.3f} {ms / step_ms:7.1%} {floor_ms:8.3f} {ms / max(floor_ms, 1e-9):8.2f}"
 

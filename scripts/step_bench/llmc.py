@@ -1,7 +1,7 @@
-"""llm.c on the same shape and GPU: run the user's train_gpt2cu in bfloat16 and parse the times that it prints.
+"""llm.c with the same shape on the same GPU: run the user's train_gpt2cu in bfloat16 and parse the printed times.
 
 It starts with random parameters and repeats one batch of random tokens, like the other contenders. Its backward
-recomputes nothing, and GELU is in the epilogues of its products: this is its fastest way on Hopper.
+recomputes nothing, and products apply GELU in their epilogues: this is llm.c's fastest configuration on Hopper.
 """
 
 import re
@@ -19,7 +19,7 @@ MEMORY = re.compile(r"^device memory usage: (\d+) MiB", re.MULTILINE)
 
 
 def run_llmc(program: Path, shape: dict, steps: int, limit_s: float) -> list[dict]:
-    """Return {"step_s", "loss", "memory_bytes"} of each step; the memory is everything allocated on the GPU.
+    """Return {"step_s", "loss", "memory_bytes"} of each step; the memory is all that is allocated on the GPU.
 
     shape: as for contenders. Raise ContenderError if the program fails, or trains in another precision or shape.
     """
@@ -53,7 +53,7 @@ def _output(command: list, folder: str, limit_s: float) -> str:
     except OSError as error:
         raise ContenderError(f"llm.c does not start: {error}") from None
     if process.returncode:
-        last = (process.stderr.strip() or process.stdout.strip() or "it said nothing").splitlines()[-1]
+        last = (process.stderr.strip() or process.stdout.strip() or "no output").splitlines()[-1]
         raise ContenderError(f"llm.c ended with code {process.returncode}: {last}")
     return process.stdout
 

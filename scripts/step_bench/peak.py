@@ -1,6 +1,6 @@
-"""The peak of this CPU's multiply-add instruction: a loop of nothing else on every thread, operands in registers.
+"""Measure this CPU's peak rate of multiply-add: every thread loops over that instruction, with operands in registers.
 
-No matrix product with this instruction can be faster, so neither can a step.
+No matrix product that uses this instruction can be faster.
 """
 
 import time
@@ -15,9 +15,9 @@ from numba.extending import intrinsic
 from gpt2.kernels.numpy import avx512_bf16
 from gpt2.kernels.numpy import llvm_vectors as llvm
 
-ONES = 0x3F803F80  # two bfloat16, or one float32, of about 1; denormal numbers are slow on some CPUs
-ROUNDS = 500_000  # of the loop, in a period
-PERIODS = 5  # the best one counts
+ONES = 0x3F803F80  # two bfloat16 ones, or one float32 of about 1; denormal numbers would be slow on some CPUs
+ROUNDS = 500_000  # iterations of the loop in a period
+PERIODS = 5  # the fastest period counts
 
 
 class InstructionPeak:
@@ -26,7 +26,7 @@ class InstructionPeak:
     def __init__(self, dtype: str):
         is_wide = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")
         lanes = 16 if is_wide else 8
-        sums = 16 if is_wide else 12  # enough to hide the latency, few enough for the registers
+        sums = 16 if is_wide else 12  # enough to hide the latency, and few enough to fit in registers
         is_bfloat16 = dtype == "bfloat16" and avx512_bf16.available()
         self.instruction = "VDPBF16PS" if is_bfloat16 else "float32 FMA"
         self.flops_a_round = sums * lanes * (4 if is_bfloat16 else 2)
@@ -45,7 +45,7 @@ class InstructionPeak:
 
 
 def _add_product(build, total, word):
-    """Return total + x y, fused if the CPU can."""
+    """Return total + x y, fused if the CPU supports it."""
     factor = build.bitcast(llvm.spread(build, word, total.type.count), total.type)
     return llvm.call(build, f"llvm.fmuladd.v{total.type.count}f32", total.type, factor, factor, total)
 
@@ -58,7 +58,7 @@ def _add_pairs(build, total, word):
 def _loop(add, lanes: int, sums: int):
     """Return run(rounds, word), which calls add(build, sum, word) for each sum in each round.
 
-    word: the bits of an int32. It is an argument, as the compiler could fold a constant.
+    word: the bits of an int32, an argument because the compiler could fold a constant.
     """
     vector = ir.VectorType(llvm.F32, lanes)
     zero = vector(None)

@@ -1,8 +1,8 @@
-"""Contenders of bench_step.py as processes: requests, answers, statistics of their turns.
+"""Run the contenders of bench_step.py as processes: requests, answers, statistics of their turns.
 
-Each contender has its own process, which measures on request and is idle otherwise. A request is a line of JSON: {"do":
-"step", ...} names a function of the contender, the rest are its arguments. The answer is a line with what the function
-returns, or {"error": text}. A process that cannot start sends one error and ends.
+Each contender has its own process, which measures on request and is idle otherwise. A request is a line of JSON: "do"
+names a function of the contender, the other keys are its arguments. The answer is a line with the function's result, or
+{"error": text}. A process that cannot start sends one error and ends.
 """
 
 import json
@@ -28,7 +28,7 @@ class ContenderError(Exception):
 
 
 class ContenderProcess:
-    """A contender's process, seen from bench_step.py. command: starts it, with name and shape appended."""
+    """bench_step.py's handle of a contender's process. command: the command line, without name and shape."""
 
     def __init__(self, command: list[str], name: str, shape: dict):
         self.name = name
@@ -36,8 +36,8 @@ class ContenderProcess:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, do: str, limit_s: float | None = None, **arguments) -> dict:
-        """Return the answer to a request. Raise ContenderError for an error, or without an answer within limit_s."""
-        with suppress(BrokenPipeError):  # the process has ended; its last answer is read below
+        """Return the answer to a request. Raise ContenderError for an error, or if none comes within limit_s."""
+        with suppress(BrokenPipeError):  # the process has ended; the code below reads its last answer
             self.process.stdin.write(json.dumps({"do": do} | arguments) + "\n")
             self.process.stdin.flush()
         if not select.select([self.process.stdout], [], [], limit_s)[0]:
@@ -49,7 +49,7 @@ class ContenderProcess:
         return answer
 
     def close(self) -> None:
-        """End the process. Its children (a compiler's) may still hold its output open."""
+        """End the process. Its child processes (of a compiler) may still hold its output open."""
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -60,8 +60,8 @@ class ContenderProcess:
 def serve(makers: dict, name: str, shape: str) -> None:
     """Run a contender's process: answer requests until there are no more.
 
-    makers[name](shape) returns the contender's functions by name; `shape` comes as JSON. If a function fails, only its
-    own answer is lost.
+    makers[name](shape) returns the contender's functions by name; `shape` is parsed from JSON. If a function fails,
+    only its own answer is lost.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries must not print between the answers
@@ -82,7 +82,7 @@ def _answer(function) -> dict | None:
         return function()
     except (ContenderError, UserError) as error:
         return {"error": str(error)}
-    except Exception as error:  # from any library; other contenders are still measured
+    except Exception as error:  # any library may raise; the other contenders are still measured
         traceback.print_exc()
         first_line = (str(error).strip() or repr(error)).splitlines()[0]
         return {"error": f"{type(error).__name__}: {first_line}"}
@@ -99,9 +99,9 @@ def selected(settings, *names: str) -> dict:
 
 
 def compare_steps(seconds: list[float], ours: list[float], tokens: int) -> dict:
-    """Return median and spread of a contender's steps of `tokens` tokens, and the ratio of our steps to them.
+    """Return a contender's step times, its tokens/s at `tokens` tokens per step, and the ratio of our time to its time.
 
-    The ratio is the median of the ratios turn by turn: whatever slows the machine down slows both sides of a turn.
+    The ratio is the median over turns: in each turn, a slow machine slows down both contenders.
     """
     times = step_times(seconds)
     return times | {

@@ -1,18 +1,18 @@
-"""The floor of a step: all its matrix products in their shapes.
+"""The floor of a step: all its matrix products, in the step's shapes.
 
 Every layer has separate weights and gradients, as in the step, so that they come from memory and not from a cache.
-Outputs are never inputs, so that values stay near their start and no product slows down over denormal numbers.
+Outputs are never inputs, so that values keep their size and denormal numbers slow no product down.
 """
 
 import numpy as np
 
-HEADS = 4  # of attention that are multiplied at once
+HEADS = 4  # attention heads that a thread multiplies at once
 
 
 def step_products(config, B: int, T: int, kept=np.float32) -> list:
     """Return (part, multiply(cores)) of every product, in the step's order. A layer's attention is one product.
 
-    kept: the dtype of activations that are only operands.
+    kept: the dtype of activations that are used only as operands.
     """
     N = B * T
     C = config.n_embd
@@ -61,7 +61,7 @@ def _first(array, rows: int, columns: int):
 
 
 def _product(a, b, out):
-    """Return multiply(cores), which multiplies a and b by BLAS with its own threads or by our kernels on `cores`."""
+    """Return multiply(cores), which multiplies a and b with BLAS and its threads, or with our kernels on `cores`."""
     return lambda cores: cores.matmuls((a, b, out, None)) if cores.operand_dtype else np.matmul(a, b, out=out)
 
 
@@ -70,9 +70,9 @@ def _linear_backward(part, dy, x, weight, dweight, dx):
 
 
 def _attention(heads: int, T: int, head_size: int, kept):
-    """Return forward's two and backward's four products of all heads. A thread multiplies HEADS heads at once.
+    """Return the two forward and four backward products of all heads. A thread multiplies HEADS heads at once.
 
-    The floor does not recompute the scores in backward, as our step does.
+    Our step recomputes the scores in backward; the floor does not.
     """
     q, k, v, do = (_array(heads, T, head_size, dtype=kept) for _ in range(4))
     out = _array(heads, T, head_size)

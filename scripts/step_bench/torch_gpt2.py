@@ -1,4 +1,4 @@
-"""GPT-2 in PyTorch, for bench_step.py and bench_training.py; the tests' fixture comes from it."""
+"""GPT-2 in PyTorch, for bench_step.py and bench_training.py. It also made the tests' fixture."""
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 def logits_of(p: dict, tokens, layers: int, heads: int, pads=None):
     """Return logits (B, T, V) of tokens (B, T). p: parameters by our names (gpt2/parameters.py), wte padded or not.
 
-    pads: (V,) from pads_of, added to the logits so that pad rows count in no softmax.
+    pads: (V,) from pads_of, added to the logits so that the softmax excludes pad rows.
     """
     C = p["wte"].shape[1]
     x = F.embedding(tokens, p["wte"]) + p["wpe"][: tokens.shape[1]]

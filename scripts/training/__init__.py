@@ -1,4 +1,4 @@
-"""The parts of train.py's loop. plan.py makes all decisions, assemble.py makes the parts.
+"""The parts of train.py's loop: plan.py makes all decisions, assemble.py builds the parts.
 
-evaluation.py belongs to evaluate.py, which sums a model's losses over ranks like a validation.
+evaluation.py belongs to evaluate.py, which sums a model's losses over all ranks as validation does.
 """

@@ -61,12 +61,12 @@ class LoopParts:
 
 
 def assemble(settings, world, lock, resources: ClosedTogether) -> LoopParts | None:
-    """Plan the run and make its parts in the order of their needs; None if no step is left to make. Collective.
+    """Plan the run and build its parts in order of dependency; None if no step is left to make. Collective.
 
-    lock: the RunLock of the run folder, whose content does not change here. resources: closes the run's resources.
+    lock: the RunLock of the run folder; the folder's content does not change here. resources: closes what was opened.
     """
     signals = resources.enter_context(closing(Signals(partial(end_job_in_turn, world.comm), lock.release)))
-    # The clock of --minutes and --checkpoint-minutes runs on rank 0 alone.
+    # Only rank 0 has the clock of --minutes and --checkpoint-minutes.
     clock = Clock(settings.checkpoint_minutes, settings.minutes) if world.rank == 0 else Clock(0, 0)
     checkout = Checkout() if world.rank == 0 else None  # git runs in the background
     plan = plan_run(settings, world, lock, resources)
@@ -119,7 +119,7 @@ def assemble(settings, world, lock, resources: ClosedTogether) -> LoopParts | No
         hooks=[
             partial(between_steps.begin_folder, world, folder, tracer, plan.steps.start),
             validation.after,
-            # Before the hooks that may end the run, so that the log holds this step.
+            # The log comes before hooks that may end the run, so that it holds this step.
             partial(between_steps.log_step, folder, progress),
             partial(between_steps.end_if_diverged, world, checkpoints),
             replicas.after,
@@ -141,7 +141,7 @@ def new_folder(plan: Plan, world, lock, used: dict, peak, checkout) -> RunFolder
             folder = RunFolder(plan.folder, lock.check, plan.resumed_step, plan.settings.tensorboard)
             facts = {"parameters": plan.shared.whole.count, "peak": asdict(peak), "code": checkout.facts()}
             if plan.settings.backend == "cupy":
-                facts["gpu_topology"] = gpu_topology()  # of rank 0's node
+                facts["gpu_topology"] = gpu_topology()  # on rank 0's node
             if plan.shared.identity():
                 facts["mesh"] = plan.shared.mesh.coordinates
             folder.set_config(used, world.places, library_name(), facts | plan.config_facts())
@@ -181,14 +181,14 @@ def new_tracer(plan: Plan, world, is_asked, backend, resources) -> Tracer:
         counters = CounterFile(plan.traces, place, ports.names, clock, lambda: (*ports.read(), ports.stalls()))
     options = {"most_bytes": settings.trace_mb * 1e6, "waits": True}
     if settings.backend == "cupy":
-        # Over NCCL the exchange is queued on the GPU's stream, too, so its time is measured there.
+        # NCCL exchanges are also queued on the GPU's stream, so their time is measured there.
         on_stream = (*GPU_PHASES, *EXCHANGE) if settings.transport == "nccl" else GPU_PHASES
         options |= {"device": backend.kernels.device, "on_stream": on_stream}
     return Tracer(plan.traces, place, settings.trace, clock, counters, watchdog and watchdog.on_phase, **options)
 
 
 def new_job(plan: Plan, backend, tracer: Tracer, lookup: SparseGradient | None) -> Job:
-    """Return the strategy's Job. backend.new_strategy replaces new_exchange and the world's comm, by --wire."""
+    """Return the strategy's Job. backend.new_strategy then replaces new_exchange and world.comm as --wire requires."""
     shared = plan.shared
     return Job(
         world=backend.world,
@@ -205,7 +205,7 @@ def new_job(plan: Plan, backend, tracer: Tracer, lookup: SparseGradient | None) 
 
 
 def new_checkpoints(plan: Plan, world, strategy, lock) -> Checkpointing:
-    """Return the Checkpointing. Without an exchange it writes nothing, as each rank trains its own model."""
+    """Return the Checkpointing. It writes nothing if the strategy exchanges nothing: each rank trains its own model."""
     settings = plan.settings
     every = settings.checkpoint_every if find(settings.strategy).traits.exchanges else None
     keep = settings.keep, settings.keep_every

@@ -36,7 +36,7 @@ class MadeStep:
 
 
 def is_time(step: int, every: int) -> bool:
-    """Return whether something that is done every `every` steps is due after this one. every: 0 for never."""
+    """Return whether a task that runs every `every` steps is due after this step. every: 0 for never."""
     return every > 0 and step % every == 0
 
 
@@ -58,9 +58,9 @@ def log_step(folder, progress, step: MadeStep) -> None:
 
 
 def end_if_diverged(world, checkpoints, step: MadeStep) -> None:
-    """End the job if this step's loss, gradient norm or validation loss is not finite, or the state for a checkpoint.
+    """End the job if this step's loss, gradient norm, validation loss or the state to be checkpointed is not finite.
 
-    All ranks have the same numbers, so all end. The norm of a skipped step does not count.
+    All ranks have the same numbers, so all of them end. The norm of a skipped step does not count.
     """
     checkpoints.end_if_not_finite(step.reports.written)
     found = {
@@ -71,7 +71,7 @@ def end_if_diverged(world, checkpoints, step: MadeStep) -> None:
     for what, parts in found.items():
         if not math.isfinite(sum(parts)):
             rank, number = next((rank, part) for rank, part in enumerate(parts) if not math.isfinite(part))
-            # Name a rank only if others have good numbers. A 0 means that a rank has no number.
+            # Name a rank only if other ranks have finite numbers. A 0 means that a rank has no number.
             is_alone = any(part and math.isfinite(part) for part in parts)
             whose = f" (rank {rank} on {world.places[rank]['host']})" if is_alone else ""
             text = f"the {what} of step {step.number} is {number}{whose}: lower --lr, raise --warmup, or check the data"
@@ -93,7 +93,7 @@ class Validation:
     tracer: object
     worker: object
     every: int  # in steps, 0 for no validation
-    last_step: int  # which gets one, too
+    last_step: int  # always validated
     batches: int  # see Worker.validation_loss
 
     def after(self, step: MadeStep) -> None:
@@ -112,7 +112,7 @@ class Samples:
 
     If rank 0 computes with all parameters, it samples with the same kernels. Otherwise (ZeRO-3, ranks that share a
     model) it copies the parameters to host memory range by range, and samples on its cores. The constructor ends the
-    job if there is no tokenizer for the vocabulary, or no memory for the copy.
+    job if no tokenizer fits the vocabulary, or if there is no memory for the copy.
     """
 
     def __init__(
@@ -169,12 +169,12 @@ class Samples:
 
 @dataclass(frozen=True)
 class ReplicaCheck:
-    """--check-replicas: compare the parameters of all data-parallel replicas, to find faults of memory or network."""
+    """--check-replicas: compare the parameters of all data-parallel replicas, to detect memory or network faults."""
 
     world: object
     model: WholeModel
     every: int  # in steps, 0 for never
-    holds: bool  # whether this rank compares its parameters; ranks of a node may share them
+    holds: bool  # whether this rank compares its parameters; ranks of a node may share one copy
     mesh: object = None  # see state.py
 
     def after(self, step: MadeStep) -> None:
@@ -198,10 +198,10 @@ class ReplicaCheck:
 
 
 def who_differs(checksums: list[int | None], places: list[dict]) -> str | None:
-    """Name the ranks whose parameters differ from the others'; None if all are the same.
+    """Name the ranks whose parameters differ from those of most ranks; None if all are the same.
 
-    checksums: for each rank's parameters, None if it shares another rank's. Without a majority, as with two ranks, it
-    is unknown which are wrong, so name all.
+    checksums: one per rank, None if the rank shares another rank's parameters. Without a majority, as with two ranks,
+    nobody can tell which parameters are wrong, so name all ranks.
     """
     holders = {}
     for place, checksum in zip(places, checksums, strict=True):

@@ -12,13 +12,13 @@ from gpt2.formats.checkpoints import Checkpoint
 from gpt2.optimizer import LearningRateSchedule
 from scripts.settings.derived import OPTIMIZER, SCHEDULE
 
-COMPARED_STEPS = 100  # two schedules are compared at so many of the steps to be made
+COMPARED_STEPS = 100  # two schedules are compared at this many of the remaining steps
 
 
 def changed_settings(checkpoint: Checkpoint, own: dict, typed: frozenset[str], last_step: int) -> str:
-    """Describe the changes in a line, "" without any. Raise UserError if one would alter the loss curve unasked.
+    """Describe the changes in one line, "" if none. Raise UserError if one would alter the loss curve unasked.
 
-    own: the run's derived.lasting. typed: the names of the flags on its command line. last_step: the run's last one.
+    own: this run's derived.lasting. typed: names of the flags on its command line. last_step: the last of the run.
     """
     steps = range(checkpoint.step + 1, last_step + 1)
     before = checkpoint.facts["settings"]

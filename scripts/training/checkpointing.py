@@ -1,7 +1,7 @@
 """Write checkpoints while the run goes on: each rank copies its part of the state, and a thread writes the copy.
 
-At the start the ranks divide the writing: if several hold the same state, each of them writes a share of it. At the end
-of each step all ranks report whether their parts are on disk. When all are, rank 0 completes the checkpoint.
+At the start the ranks divide the writing: if several hold the same state, each writes a share of it. At the end of each
+step all ranks report whether their parts are on disk. When all parts are, rank 0 completes the checkpoint.
 """
 
 import shutil
@@ -30,7 +30,7 @@ ADVICE = "free some space, or see to the disk"
 
 
 class NotFiniteError(UserError):
-    """The state has numbers that are not finite. It must not become a checkpoint, as no run can resume from it."""
+    """The state has numbers that are not finite. It must not become a checkpoint: no run could resume from it."""
 
     def __init__(self, step: int, found: str):
         super().__init__(
@@ -43,8 +43,8 @@ class NotFiniteError(UserError):
 class Checkpointing:
     """Writes checkpoints. Every rank has one; `begin`, `settle` and `leave_last` are collective.
 
-    Ranks that hold the same model shard divide the writing of it. costs: for each part that this rank wrote: step,
-    bytes, the seconds for which training stood still, and the seconds of writing.
+    Ranks that hold the same model shard each write a share of it. costs: for each part that this rank wrote, the step,
+    the bytes, the seconds for which training paused, and the seconds of writing.
     """
 
     world: object
@@ -53,8 +53,8 @@ class Checkpointing:
     layout: Layout  # of this rank's model shard
     run_facts: dict  # the facts of the run for each checkpoint (Plan.checkpoint_facts)
     steps: range  # the steps of this start
-    every: int | None  # in steps, 0 for the last step alone, None for no checkpoint at all
-    keep: tuple[int, int]  # how many complete checkpoints stay, and a number whose multiples all stay, 0 for none
+    every: int | None  # in steps; 0: only the last step; None: no checkpoints
+    keep: tuple[int, int]  # (--keep, --keep-every): how many newest stay; steps whose multiples all stay, 0 for none
     check_lock: Callable[[], None]  # ends the job if another start has taken the run folder (RunLock.check)
     mesh: object = None  # see state.py
 
@@ -75,7 +75,7 @@ class Checkpointing:
         return self
 
     def __exit__(self, kind, *error) -> None:
-        """Complete the checkpoint begun before if all ranks end with a one-line error, as it is still valid."""
+        """If all ranks end with a one-line error, complete the checkpoint already begun: it is still valid."""
         if kind is SystemExit and self._facts is not None:
             self._settle_begun()
         if kind is SystemExit and self._completing is not None:
@@ -91,14 +91,14 @@ class Checkpointing:
         return self.every is not None and wanted
 
     def is_last(self, step: int, request: int) -> bool:
-        """Return whether the run ends with this step, whose checkpoint is that of `leave_last`."""
+        """Return whether the run ends with this step; then `leave_last` writes its checkpoint."""
         return step == self.steps.stop - 1 or request > CHECKPOINT
 
     def begin(self, step: int, goes_on: bool = True) -> None:
         """Copy this rank's part of the state after this step, and begin to write the copy.
 
-        If the last checkpoint is not on disk yet, wait for it first. Without goes_on nothing changes the state any
-        more, so arrays in host memory need no copy.
+        If the previous checkpoint is not on disk yet, wait for it first. Without goes_on, nothing changes the state
+        any more, so arrays in host memory need no copy.
         """
         begun = time.perf_counter()
         if self._facts is not None:
@@ -129,7 +129,7 @@ class Checkpointing:
         return size
 
     def _make_folder(self) -> None:
-        """Make checkpoints/ again if somebody has removed it, so that further checkpoints are kept."""
+        """Make checkpoints/ again if somebody has removed it, so that later checkpoints are kept."""
         try:
             self.folder.mkdir()
         except OSError:
@@ -140,7 +140,7 @@ class Checkpointing:
         return self.folder / f"{checkpoints.folder_name(step)}.part"
 
     def written(self) -> int:
-        """Return the bytes of this rank's part on disk, 0 while it is being written, FAILED or NOT_FINITE."""
+        """Return the bytes of this rank's part on disk, 0 while the part is being written, FAILED or NOT_FINITE."""
         if self._writing is None or not self._writing.done():
             return 0
         if error := self._writing.exception():
@@ -234,8 +234,8 @@ class Checkpointing:
     def _complete(self, part: Path, facts: dict, files: dict) -> None:
         try:
             checkpoint_files.check_parts(part, facts, files)
-            # complete() checks the lock when the disk has everything. That takes long, and another job may have taken
-            # over and have a checkpoint of that name.
+            # complete() checks the lock once everything is on disk. Writing takes long; meanwhile another job may have
+            # taken over and written a checkpoint of the same name.
             checkpoints.complete(part, facts, files, self.check_lock)
         except Exception as error:  # any kind, as nothing else sees it before the end of the run
             self._complain(f"the checkpoint of step {facts['step']} was not written: {self._words(error)}")
@@ -244,7 +244,7 @@ class Checkpointing:
         self.check_lock()
         try:
             checkpoints.remove_old(self.folder, *self.keep)
-        except OSError as error:  # too many checkpoints do no harm; the next checkpoint tries again
+        except OSError as error:  # extra checkpoints do no harm; the next checkpoint tries to remove them again
             self._complain(f"an old checkpoint was not removed: {self._words(error)}")
 
     def _complain(self, text: str) -> None:
@@ -262,7 +262,7 @@ class Checkpointing:
         return f"{error.filename or self.folder}: {error.strerror or error}: {ADVICE}"
 
     def _copied(self) -> list:
-        """Return a copy of `_pieces`, in memory that is kept for the next checkpoint."""
+        """Return a copy of `_pieces`, in memory that the next checkpoint reuses."""
         if self._room is None:
             self._room = np.empty(sum(len(values) for _, _, values in self._pieces()), np.float32)
         copied = []
@@ -275,7 +275,7 @@ class Checkpointing:
         return copied
 
     def _own_arrays(self):
-        """Yield (array, start, values in host memory) of everything that this rank updates, without the pad."""
+        """Yield (array, start, values in host memory) of everything that this rank updates, without padding."""
         for array, first, values in state_arrays(self.strategy):
             yield self._prefix + array, first, on_host(values[: max(0, self.layout.count - first)])
 

@@ -1,7 +1,7 @@
-"""The measurements of evaluate.py. Each rank evaluates its share, then the sums are added up.
+"""The measurements of evaluate.py. Each rank evaluates its share, then the ranks add up their sums.
 
-All of it is collective. prepare_validation, prepare_text and prepare_choices read and check their input and return a
-function that measures. So a mistake in any input ends the job before the first measurement.
+All functions are collective. prepare_validation, prepare_text and prepare_choices read and check their input and return
+a function that measures, so a mistake in any input ends the job before the first measurement.
 """
 
 import math
@@ -41,13 +41,13 @@ PLAIN = SCHEDULES["1f1b"](0, 1, 1)  # the actions of a model with one stage and 
 class EvaluatedModel:
     """A model to evaluate."""
 
-    path: Path  # of its file or folder
-    kernels: object  # in the same memory as the parameters, on cores or on a GPU
+    path: Path  # file or folder of the weights
+    kernels: object  # for the memory that holds the parameters: host or GPU
     parameters: Parameters
     sequence_length: int  # at most the model's context
     stride: int  # tokens from one window of a text to the next, at most sequence_length
-    batch_size: int  # sequences that a rank computes at once
-    longest: int  # the most tokens of a row of --hellaswag
+    batch_size: int  # sequences per forward pass of a rank
+    longest: int  # tokens of the longest --hellaswag row that is accepted
 
     @property
     def config(self):
@@ -60,8 +60,8 @@ def load_model(
 ) -> EvaluatedModel:  # fmt: skip
     """Load all parameters on each rank, on its GPU if it computes on one.
 
-    sequence_length: None for the trained length if known, else for the context; rank 0 prints which. stride: None for
-    half of it. dtype: of products' operands, on cores. threads: 0 for the rank's share of its node's cores.
+    sequence_length: None for the trained length if known, else the context; rank 0 prints which. stride: None for half
+    a sequence. dtype: of the operands of products, on cores. threads: 0 for the rank's share of its node's cores.
     """
     threads = threads or threads_per_rank(world)
     path = found_for_all(world, path)
@@ -91,7 +91,7 @@ def load_model(
 
 
 def prepare_validation(model: EvaluatedModel, shards: str, tokenizer: str | None, world) -> Callable[[], dict]:
-    """Prepare --val-data: the validation loss, computed as in training. shards: their pattern."""
+    """Prepare --val-data: the validation loss, computed as in training. shards: glob of the token shards."""
     with world.together(UserError):
         check_tokens(shards, tokenizer_of_shards(shards), tokenizer or tokenizer_of(model.path))
         val = Windows(open_shards(shards), model.sequence_length)
@@ -146,7 +146,7 @@ def prepare_choices(model: EvaluatedModel, path: Path, tokenizer: str | None, wo
     def measure() -> dict:
         with world.together(UserError):
             scorer = new_scorer(model, world, "hellaswag")
-            # Ranks take turns, as in HellaSwag the long examples come last.
+            # Deal the examples out in turn: HellaSwag has its long examples at the end.
             part = count_correct(scorer, examples[world.rank :: world.size])
         count = len(examples)
         acc, acc_norm = (correct / count for correct in sum_everywhere(world.comm, *part))
@@ -159,7 +159,7 @@ def prepare_choices(model: EvaluatedModel, path: Path, tokenizer: str | None, wo
 
 
 def new_scorer(model: EvaluatedModel, world, name: str) -> Scorer:
-    """Return the function that scores a rank's rows. On rank 0 it prints its progress from time to time."""
+    """Return the function that scores a rank's rows. Rank 0's function prints progress from time to time."""
     said = time.monotonic()
 
     def report(done, total):

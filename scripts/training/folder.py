@@ -27,7 +27,7 @@ ADVICE = "free some space or see to the disk, and start again"
 class RunFolder:
     """The run folder, which rank 0 writes. Raise UserError if it cannot be written or already holds a run.
 
-    Nothing in the folder changes before `begin`, after the first step: a start that makes no step leaves it as it was.
+    Nothing in the folder changes before `begin`, which follows the first step: a start without a step alters nothing.
 
     check_lock: ends the job if another start of the run has taken the folder (RunLock.check). resumed_step: None for a
     new run, else the step after which it resumes. tensorboard: whether the log is also written to RUN/tensorboard.
@@ -51,7 +51,7 @@ class RunFolder:
             raise UserError(f"{checkpoints}: Permission denied: choose another --out")
 
     def set_config(self, settings: dict, places: list[dict], mpi_library: str, facts: dict) -> None:
-        """Set the content of config.json. places: World.places. facts: about this run, besides its settings."""
+        """Set the content of config.json. places: World.places. facts: what config.json holds besides the settings."""
         self._config = {
             "format": RUN_FORMAT,
             "settings": settings,
@@ -83,7 +83,7 @@ class RunFolder:
                 lines = read_bytes(log).splitlines(keepends=True)
                 with replacing(log) as file:
                     file.writelines(line for line in lines if _step_of(line) <= self._resumed_step)
-            (self.path / SUMMARY).unlink(missing_ok=True)  # an earlier start's would say that all steps are done
+            (self.path / SUMMARY).unlink(missing_ok=True)  # written by an earlier start, it would claim a finished run
             self._log = open(log, "a" if is_resumed else "w", buffering=1, opener=regular)  # noqa: SIM115
         with file_errors(self.path / "checkpoints", ADVICE):
             (self.path / "checkpoints").mkdir(exist_ok=True)
@@ -93,10 +93,10 @@ class RunFolder:
             self._events = EventFile(self.path / "tensorboard", (self._resumed_step or 0) + 1)
 
     def _clean_up(self) -> None:
-        """Remove files that killed writers have left behind.
+        """Remove temporary files of killed writers, and rename damaged checkpoints.
 
-        Checkpoints of later steps must be damaged, or the run would have resumed from them. They are renamed to
-        step-00000100.damaged, so that --keep does not count them.
+        Checkpoints of later steps must be damaged, or the run would have resumed from them. A name like
+        step-00000100.damaged keeps --keep from counting them.
         """
         checkpoints.remove_parts(self.path / "checkpoints")
         for checkpoint in checkpoints.newest_first(self.path / "checkpoints"):
@@ -112,14 +112,14 @@ class RunFolder:
         if not traces.exists():
             return
         if config.exists():
-            # Readers need it to interpret the traces (traces/read/starts.py).
+            # Readers need this config.json to interpret the traces (traces/read/starts.py).
             with replacing(traces / CONFIG) as file:
                 file.write(read_bytes(config))
         earlier = self.path / EARLIER
         earlier.mkdir(exist_ok=True)
-        # Several starts may resume from the same step. The traces of each are kept.
+        # Several starts may resume from the same step; each one's traces are kept.
         kept = traces.rename(_free_name(earlier / f"to-{checkpoints.folder_name(self._resumed_step)}"))
-        for live in kept.glob("*.live"):  # the nodes of this start watch each other by these files (dist/watch/live.py)
+        for live in kept.glob("*.live"):  # this start's nodes watch each other through these files (dist/watch/live.py)
             traces.mkdir(exist_ok=True)
             live.rename(traces / live.name)
 
@@ -141,7 +141,7 @@ class RunFolder:
         if self._events:
             try:
                 self._events.add(record, time.time())
-            except UserError as error:  # the log has everything
+            except UserError as error:  # log.jsonl still has everything
                 self._events = None
                 warn(f"{error}; --tensorboard is off from here on, training goes on")
 
@@ -154,7 +154,7 @@ class RunFolder:
 def confirm_summary(path: Path) -> None:
     """Touch summary.json, which tells --restarts and job scripts that a start ended well.
 
-    A start without steps to make calls this. If the last start was killed before it wrote the file, make an empty one.
+    A start with no steps left calls this. If the last start was killed before it wrote the file, make an empty one.
     """
     summary = path / SUMMARY
     with file_errors(summary, "see to the disk"):
@@ -196,7 +196,7 @@ def _earlier_runs(config: Path) -> list[dict]:
         facts = {name: last[name] for name in ("command", "started", "resumed_step", "code")}
         return [*last["earlier"], facts | {"ranks": len(last["ranks"])}]
     except (ValueError, KeyError, TypeError, RecursionError):
-        return []  # a crash has cut the file; the list is for people to read, nothing depends on it
+        return []  # a crash has truncated the file; only people read the list, no program depends on it
 
 
 def default_run_folder(strategy: str, by_auto: bool) -> Path:

@@ -2,8 +2,8 @@
 
 The first step times several algorithms and takes the fastest. Each rounds differently, and the fastest may differ from
 start to start. So ranks with the same GPU and libraries agree on one choice, checkpoints hold it, and a resumed run
-uses it. A choice is what gpt2.kernels.cupy's Device.choices returns: "device", "cublaslt" and "cudnn" say what it was
-made on, "products" is the algorithm of each product, "ways" says which work a library does.
+uses it. A choice is the dict from Device.choices (gpt2/kernels/cupy): "device", "cublaslt" and "cudnn" name the GPU and
+libraries that were timed, "products" the algorithm of each product, "ways" which work a library does.
 """
 
 from gpt2.formats.checkpoints import Checkpoint
@@ -19,7 +19,7 @@ ANEW = "they are timed anew, so bits may differ from the run so far"
 class GpuChoices:
     """The choices of all ranks. The constructor gives this rank's GPU the choice of the checkpoint. Collective.
 
-    device: this rank's; cores have nothing to choose. checkpoint: the one that the run resumes from.
+    device: this rank's GPU; CPU cores have nothing to choose. checkpoint: where the run resumes, or None.
     """
 
     def __init__(self, world, device, checkpoint: Checkpoint | None, first_step: int, checkpoints, folder):
@@ -62,12 +62,12 @@ class GpuChoices:
 
 
 def of_maker(choices: list[dict], maker: dict) -> dict | None:
-    """Return the choice that was made with this GPU and these libraries, or None."""
+    """Return the choice made with this GPU and these libraries, or None."""
     return next((one for one in choices if all(one[name] == maker[name] for name in MAKER)), None)
 
 
 def merged(choices: list[dict]) -> list[dict]:
-    """Merge choices to one for each maker. If several differ, the first one counts."""
+    """Merge choices into one for each kind of GPU and libraries. If several differ, the first one counts."""
     found = {}
     for one in choices:
         maker = {name: one[name] for name in MAKER}

@@ -1,16 +1,16 @@
 """The ranks of --restarts under their launcher: start them, pass signals on, end a start that makes no progress.
 
 Some starts never end by themselves. When a host's cable is cut, Open MPI's mpirun stays after all ranks have ended.
-dist/watch watches neither a single rank, nor ranks before their first step or in the last checkpoint. So this process
-watches the files in the run folder:
+dist/watch does not cover single ranks, ranks before their first step, or ranks that write the last checkpoint. So this
+process watches the files in the run folder:
 
 - A run that makes progress writes config.json after its first step, a line of its log each step, and parts of
   checkpoints. A start that writes nothing for --restart-after seconds has failed. The limit must be longer than a step,
   a validation, compiling and tokenizing.
-- Rank 0 touches the lock every two seconds while it lives, even if it hangs (lock_file.py). When that stops, the ranks
-  are gone, and after GONE_S the launcher is ended.
+- Rank 0 touches the lock every two seconds while it lives, even if it hangs (lock_file.py). When these touches stop,
+  the ranks are gone, and GONE_S later this process ends the launcher.
 
-Only seconds in which this process runs and the file system answers count, so a job that was suspended is not ended.
+Only seconds in which this process runs and the file system answers count, so a suspended job is not ended.
 """
 
 import os
@@ -38,7 +38,7 @@ LOOK_S = 5.0
 GONE_S = 120.0  # six times as long as another job waits before it takes over a lock without a heartbeat
 TO_END_S = 60.0  # from SIGTERM to SIGKILL: srun gives its ranks SLURM's KillWait, 30 s by default
 STOOD_STILL = 124  # exit code, like that of timeout(1)
-# Requests for the end. SIGHUP comes from a terminal that is closed; under nohup it is ignored.
+# Signals that request the end. SIGHUP comes from a terminal that is closed; under nohup it is ignored.
 ENDING = signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP
 
 
@@ -49,14 +49,14 @@ class LaunchedRanks:
     """
 
     def __init__(self, launcher: str, folder: Path, limit_s: float):
-        # A queue, as a second signal may interrupt the first one's handler, where an Event would deadlock.
+        # A queue: a second signal may interrupt the handler of the first, where an Event would deadlock.
         self._ended = SimpleQueue()
         self.has_ended = False
         self._process = None
         self._folder = folder
         self._limit_s = limit_s
-        # On SIGTERM srun kills the ranks, and Open MPI's mpirun kills its daemons; neither passes Ctrl-C on. MPICH's
-        # mpirun dies of SIGUSR2.
+        # On SIGTERM srun kills the ranks, and Open MPI's mpirun kills its daemons; neither passes Ctrl-C on. SIGUSR2
+        # kills MPICH's mpirun.
         self._is_hydra = Path(launcher).name != "srun" and not is_open_mpi(launcher)
         for number in (*ENDING, signal.SIGUSR1):
             if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP:
@@ -69,13 +69,13 @@ class LaunchedRanks:
         self._looked_at = time.monotonic()
         self._stands_still = False
         try:
-            # A new session, so that the launcher gets Ctrl-C once, and only from here.
+            # In a new session the launcher gets Ctrl-C once, from this process and not also from the terminal.
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
             end_without_mpi(f"--launcher {command[0]}: {error.strerror}: name one that is there", True)
         if self.has_ended:  # a signal came while this start was prepared
             self._process.send_signal(self._end_signal())
-        # In a thread, as the file system may not answer. Meanwhile this process passes signals on and waits.
+        # A thread, because the file system may not answer. Meanwhile this process passes signals on and waits.
         guard = Repeating(partial(self._end_if_over, signs), LOOK_S, "restarts")
         code = self._process.wait()
         guard.stop(LOOK_S)
@@ -83,7 +83,7 @@ class LaunchedRanks:
         return STOOD_STILL if self._stands_still else code if code >= 0 else 128 - code
 
     def _end_if_over(self, signs: "SignsOfLife") -> None:
-        """End the launcher's process group if the start's signs of life are missing."""
+        """End the launcher's process group if the start shows no more signs of life."""
         process = self._process
         passed_s = min(time.monotonic() - self._looked_at, 2 * LOOK_S)
         self._looked_at = time.monotonic()
@@ -128,7 +128,7 @@ class SignsOfLife:
         self._seen = self._look()
 
     def why_over(self, passed_s: float) -> str | None:
-        """Look again, passed_s seconds after the last time. Return why this start has failed, None if it has not."""
+        """Look again, passed_s seconds after the last look. Return why this start has failed, None if it has not."""
         before = self._seen
         now = self._look()
         self._seen = now or before

@@ -1,10 +1,10 @@
 """RUN/lock.json: at most one start of a run writes into a run folder (docs/formats.md describes the fields).
 
 The lock is made by an exclusive create, which also works on NFS and Lustre. Its modification time is the holder's
-heartbeat. Others watch whether it changes, so no clocks are compared. To replace or remove the lock, a process first
-creates lock.claim, exclusively, and looks again: if the lock has changed, it gives up the claim. The claim contains the
-new lock, and a rename puts it in place. A holder looks at its lock before every write (run_lock.py) and ends if it has
-lost it, so whatever else happens, only the last process to take the lock writes.
+heartbeat. Others watch whether that time changes, so no clocks are compared. To replace or remove the lock, a process
+first creates lock.claim, exclusively, and looks again: if the lock has changed, the process gives up the claim. The
+claim contains the new lock, and a rename puts it in place. A holder checks its lock before every write (run_lock.py)
+and ends if the lock is lost. So whatever else happens, only the last process to take the lock writes.
 """
 
 import json
@@ -34,8 +34,8 @@ ATTEMPTS = 1000
 class Lock:
     """A lock: the start of a run that holds a folder. Without `run` the file is damaged or not yet written.
 
-    run: a random number that identifies the start. boot: the machine's boot id and pid namespace. Where it is equal,
-    `pid` and `born`, the process's start in clock ticks since boot, tell whether the holder runs. job: SLURM's.
+    run: a random number that identifies the start. boot: the machine's boot id and pid namespace. If both are ours,
+    `pid` and `born` (when the process started, in clock ticks since boot) tell whether the holder runs. job: SLURM job.
     supervisor: identifies the --restarts process that made this start; the next start of that process may take over.
     touched_ns: the file's modification time, 0 for a lock that is not in a file.
     """
@@ -101,7 +101,7 @@ def is_running(lock: Lock) -> bool | None:
 
 
 def _start_of(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot (proc(5)); None if it does not run."""
+    """Return when a process started, in clock ticks since boot (see proc(5)); None if it does not run."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return int(words[19]) if words[0] not in ("Z", "X") else None
@@ -121,7 +121,7 @@ def _boot() -> str:
 
 @dataclass(frozen=True)
 class LockFile:
-    """A lock that this process holds. Made by `take`. new_folders: those that `take` made, the innermost first."""
+    """A lock that this process holds, made by `take`. new_folders: the folders that `take` made, innermost first."""
 
     path: Path
     lock: Lock

@@ -9,7 +9,7 @@ from dist.waiting import gather_everywhere
 from scripts.training.signals import Clock, Signals
 from traces.record.steps import SlowSteps
 
-# In meetings. A call of CUDA's driver takes up to a millisecond, and memory in use changes slowly.
+# Once in this many meetings: a call to CUDA's driver takes up to a millisecond, and memory in use changes slowly.
 GPU_ASKED_EACH = 16
 
 
@@ -21,12 +21,12 @@ class RankReports(NamedTuple):
     norms: list[float]  # of the gradients that the rank updated with, 0 if unknown or if it skipped the step
     exchange_s: list[float]  # seconds of exposed exchange
     step_s: list[float]  # seconds of the step so far
-    compute_s: list[float]  # seconds that its gradients took, nan for a server
+    compute_s: list[float]  # seconds of computing the rank's gradients, nan for a server
     request: int  # the largest request of a signal or the clock on any rank
     written: list[int]  # see Checkpointing.written
     pipeline_s: list[float] = ()  # seconds of waiting for neighbouring stages
-    memory_bytes: list[float] = (0.0,)  # its peak host memory so far
-    gpu_bytes: list[float] = (0.0,)  # its GPU's memory in use when the rank last looked; 0 without a GPU
+    memory_bytes: list[float] = (0.0,)  # the rank's peak host memory so far
+    gpu_bytes: list[float] = (0.0,)  # memory in use on the rank's GPU, as last asked; 0 without a GPU
 
 
 @dataclass
@@ -38,7 +38,7 @@ class MeetingPoint:
     requesters: list[Signals | Clock]  # they may request a checkpoint or the end
     checkpoints: object  # completes a checkpoint once all ranks know that all have written their parts
     failures: object  # TraceFailures, to warn of failures on any rank
-    tracer: object  # keeps a step that took long. All ranks have the same reports, so all keep the same step
+    tracer: object  # keeps steps that took long; all ranks have the same reports, so they keep the same steps
     device: object = None  # the rank's GPU
 
     def __post_init__(self):
@@ -49,8 +49,8 @@ class MeetingPoint:
     def meet(self, loss_part: float, norm: float | None) -> RankReports:
         """Exchange reports. Collective.
 
-        loss_part: the part of this rank's windows in the mean loss. norm: of the gradients, None if this rank does not
-        know it or the step was skipped.
+        loss_part: what this rank's windows add to the mean loss. norm: of the gradients, None if this rank does not
+        know the norm or the step was skipped.
         """
         request = max(one.requested() for one in self.requesters)
         own = (loss_part, norm or 0.0, *self.worker.seconds(), request, self.checkpoints.written())
@@ -70,8 +70,8 @@ class MeetingPoint:
     def memory(self) -> tuple[int, int]:
         """Return this process's peak host memory, and the bytes in use of its GPU.
 
-        CUDA is asked at every GPU_ASKED_EACH-th meeting only. CuPy keeps memory that it has taken, so the next answer
-        includes the memory that the steps in between needed.
+        CUDA is asked only at every GPU_ASKED_EACH-th meeting. CuPy keeps memory that it has allocated, so the next
+        answer includes what the steps in between needed.
         """
         if self.device and self._met % GPU_ASKED_EACH == 0:
             self._gpu_bytes = self.device.used_bytes()

@@ -9,9 +9,9 @@ Tied-embedding synchronization: the token embedding of the first stage is the he
     parameters      first stage -> last stage, shard by shard             when the first stage first uses them
     gradient        last stage -> first stage                             after the last microbatch's head
 
-Each tensor has one owner, which alone exchanges it with the other data-parallel replicas and updates it. So the
-strategy need not know of sharing, and the ranks of a model cannot diverge. The pipeline's bubble hides both messages of
-the embedding: the last stage waits for the first forwards anyway, and the first stage still has backwards to make.
+Each tensor has one owner, the only rank that exchanges it with the other data-parallel replicas and updates it. So the
+strategy need not know about shared tensors, and the ranks of a model cannot diverge. The pipeline's bubble hides both
+embedding messages: the last stage waits for the first forwards anyway, and the first stage still has backwards to do.
 """
 
 from gpt2.model_shards import layer_tensors
@@ -22,8 +22,8 @@ class ModelSync:
     """Wraps a strategy. tensor_parts: see dist/shard_sums.py, None without tensor parallelism. stage_links: see
     dist/stage_links.py, None without a pipeline.
 
-    kernels: the kernel set of the arrays. parameters, gradients: Parameters of the model shard, with room for tensors
-    that other ranks own. micro_steps: microbatches of a step.
+    kernels: the kernel set of the arrays. parameters, gradients: Parameters of the model shard, including buffers for
+    tensors that other ranks own. micro_steps: microbatches of a step.
     """
 
     def __init__(self, strategy: Strategy, kernels, parameters, gradients, tensor_parts, stage_links, micro_steps: int):
@@ -41,7 +41,7 @@ class ModelSync:
         # The gradient of the head arrives here.
         self.head = kernels.empty(gradients.wte.shape, gradients.wte.dtype) if self.owns_head else None
         self.awaits_gradient = False  # whether the receive is posted
-        # How often per step the range of the embedding or the head becomes final: once, or in each microbatch.
+        # How often per step the range with the embedding or the head becomes final: once, or in each microbatch.
         self.finals = self.finals_left = 1 if strategy.traits.keeps_gradients else micro_steps
 
     def __getattr__(self, name):
@@ -52,13 +52,13 @@ class ModelSync:
         if start < stop:
             self.strategy.before_use(start, stop)
         if not self.synchronized and self.uses_head:
-            self.stage_links.receive_head(self.parameters.wte)  # posted early: it arrives while this stage waits
+            self.stage_links.receive_head(self.parameters.wte)  # posted early: the head arrives while this stage waits
         if (start, stop) not in self.synchronized:
             self.synchronized.add((start, stop))
             self._synchronize(self.layout.ranges.index((start, stop)))
 
     def _synchronize(self, index: int) -> None:
-        """Send or receive the shared parameters of a range. Its owner has updated them by now."""
+        """Send or receive the shared parameters of a range. Their owner has updated them by now."""
         is_embedding = self.shard.is_first and index == 0
         is_last = self.shard.is_last and index == len(self.layout.ranges) - 1
         if self.tensor_parts is not None and not is_embedding:
@@ -69,7 +69,7 @@ class ModelSync:
             self.stage_links.wait_for_head()
 
     def _replicated(self, layer: int | None) -> list:
-        """Return the replicated tensors of a layer; for None those of the last range."""
+        """Return the replicated tensors of a layer, or those of the last range if layer is None."""
         if layer is None:
             return [self.parameters.lnf_weight, self.parameters.lnf_bias]
         shapes = layer_tensors(self.layout.config).items()

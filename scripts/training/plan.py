@@ -1,4 +1,4 @@
-"""The plan of a run: everything that is decided before its parts are made. config.json and the checkpoints hold it."""
+"""The plan of a run: all decisions made before its parts are built. config.json and the checkpoints hold them."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,18 +34,18 @@ from strategies import find
 
 @dataclass(frozen=True)
 class Plan:
-    """All decisions about a run, the same on all ranks except for `threads`; and the objects opened to decide them."""
+    """All decisions about a run, the same on all ranks except `threads`, and the objects opened to make them."""
 
     settings: Settings  # all flags; backend, transport, strategy, overlap and op are decided, nothing is "auto"
     folder: Path  # the run folder
     run: str  # the number of this start: one launch of the job. --resume and --restarts start a run again
     threads: int  # of this rank
-    links: list[dict]  # between the nodes, as they were measured
-    backend: dict  # why this backend, transport and strategy, and their hardware, for config.json
+    links: list[dict]  # measured links between the nodes
+    backend: dict  # for config.json: why this backend, transport and strategy were chosen, and their hardware
     identity: dict  # facts that a checkpoint must share with a run that resumes from it (start.py)
     checkpoint: Checkpoint | None  # the one to resume from; None for a new run
     steps: range  # the steps left to make, counted from 1
-    trained_positions: int  # how many positions of the model are trained at the end
+    trained_positions: int  # how many context positions are trained at the end of the run
     bucket_bytes: int | None  # how many bytes --overlap exchanges at once; None without --overlap
     embedding: EmbeddingExchange  # how the token embedding is exchanged
     shared: SharedModel  # this rank's place among the ranks that share a model
@@ -86,7 +86,7 @@ class Plan:
 def plan_run(settings, world, lock, resources: ClosedTogether) -> Plan | None:
     """Decide everything; None if no step is left to make. Collective.
 
-    lock: a RunLock; the run folder is made and locked here, and else unchanged. resources: closed when the run ends.
+    lock: a RunLock. Makes and locks the run folder, and writes nothing else there. resources: closed when the run ends.
     """
     with world.together(UserError):
         settings, config = complete(settings, world.size)
@@ -100,7 +100,7 @@ def plan_run(settings, world, lock, resources: ClosedTogether) -> Plan | None:
     settings = chosen.settings
     is_auto = chosen.facts["auto"] is not None
     folder = take_run_folder(settings.out, settings.strategy, is_auto, settings.resume, settings.take_over, world, lock)
-    train, val, data = data_of(settings, config.vocab_size, world)  # after locking: tokens may go beside the folder
+    train, val, data = data_of(settings, config.vocab_size, world)  # after locking: may write tokens beside the folder
     identity = run_identity(settings, shared, data, world.size)
     checkpoint = None
     if settings.resume:
@@ -112,7 +112,7 @@ def plan_run(settings, world, lock, resources: ClosedTogether) -> Plan | None:
         return None
     kept = checkpoint.facts if checkpoint and start.exchanges_alike(checkpoint, identity) else {}
     bucket_bytes = None
-    if settings.overlap:  # kept, as other buckets would add in another order and round differently
+    if settings.overlap:  # checkpoints keep the size: other buckets would add in another order and round differently
         bucket_bytes = kept.get("bucket_bytes") or bucket_size(settings.transport, links)
     embedding = plan_embedding(settings, shared.layout, train, steps.start, identity["global_batch"], kept, world)
     return Plan(
@@ -140,7 +140,7 @@ def chosen_backend(settings, config, world, shared, threads: int, links: list[di
     kept = start.chosen_before(world, Path(settings.out) / "checkpoints") if settings.resume else None
     adamw = adamw_settings(settings)
     chosen = choose_backend(settings, config, shared.mesh.data_world, shared.layout, adamw, threads, links, kept)
-    with world.together(UserError):  # again, as now it is known which arrays are in host memory
+    with world.together(UserError):  # again: only now it is known which arrays are in host memory
         check_memory(chosen.settings, config, world)
     return chosen
 
@@ -148,7 +148,7 @@ def chosen_backend(settings, config, world, shared, threads: int, links: list[di
 def data_of(settings, vocab_size: int, world) -> tuple[Windows, Windows | None, dict]:
     """Return (training windows, validation windows or None, facts of the data). Collective.
 
-    Rank 0 tokenizes a text if neither the user's cache folder nor the one beside the run folder has its tokens.
+    Rank 0 tokenizes a text unless the cache folder of the user or the one beside the run folder already has its tokens.
     """
     patterns = settings.train_data, settings.val_data
     if not settings.train_data:
@@ -160,7 +160,7 @@ def data_of(settings, vocab_size: int, world) -> tuple[Windows, Windows | None, 
 def open_data(
     settings, patterns: tuple[str, str | None], batch: int, vocab_size: int, world
 ) -> tuple[Windows, Windows | None, dict]:
-    """Open the token shards of these patterns, and return as data_of. Collective. End the job if they are bad."""
+    """Open the token shards of these patterns and return what data_of returns. Collective. End the job if bad."""
     with world.together(UserError):
         train = Windows(open_shards(patterns[0]), settings.seq_len, settings.shuffle, settings.seed)
         val = Windows(open_shards(patterns[1]), settings.seq_len) if patterns[1] else None
@@ -168,7 +168,7 @@ def open_data(
     val_paths = [shard.path for shard in val.shards] if val else []
     check_same_files(world, train_paths + val_paths)
     if val and world.rank == 0:
-        with suppress(OSError):  # reading the file fails with the reason
+        with suppress(OSError):  # a later read of the file reports the reason
             if same := in_both(val_paths, train_paths):
                 more = f" and {len(same) - 1} more" if same[1:] else ""
                 warn(f"{same[0]}{more}: both training and validation data, so val loss does not show overfitting")
@@ -180,7 +180,7 @@ def open_data(
 
 
 def run_identity(settings, shared: SharedModel, data: dict, ranks: int) -> dict:
-    """Return the facts that must match a checkpoint's before a run resumes. data: facts of the training data."""
+    """Return the facts that a checkpoint must share with the run that resumes. data: facts of the training data."""
     return {
         "global_batch": global_batch(settings, ranks),
         "seq_len": settings.seq_len,

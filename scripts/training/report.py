@@ -1,4 +1,4 @@
-"""The texts that a run prints: a table at its start, a summary at its end, and warnings about lost traces."""
+"""The texts that a run prints: a header at its start, a summary at its end, and warnings about lost traces."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ from traces.units import count_text
 
 
 def run_table(used: dict, plan, world, peak) -> str:
-    """Return the text that rank 0 prints before the first step. used: from derived.resolved.
+    """Return the header that rank 0 prints before the first step. used: from derived.resolved.
 
     It names the choice of --strategy auto, facts that follow from the settings, and all settings."""
     shared = plan.shared
@@ -51,12 +51,12 @@ def run_table(used: dict, plan, world, peak) -> str:
     lines = [f"{name:<13} {value}" for name, value in facts.items()]
     if auto := plan.backend["auto"]:
         overlap = " with overlap" if auto["overlap"] else ""
-        lines.insert(0, f"--strategy auto takes {auto['strategy']}{overlap}: {auto['why']}")
+        lines.insert(0, f"--strategy auto chose {auto['strategy']}{overlap}: {auto['why']}")
     return "\n".join([*lines, "", *two_columns(used), ""])
 
 
 def data_text(train: Windows, val: Windows | None, windows_read: int) -> str:
-    """Return how many tokens there are, and how many epochs the run makes. windows_read: by all its steps."""
+    """Return the number of tokens, and of the run's epochs. windows_read: how many windows all its steps read."""
     epochs = windows_read / train.count
     times = f"{epochs:,.0f}" if epochs >= 100 else f"{epochs:.2f}" if epochs >= 0.1 else f"{epochs:.2g}"
     validation = f", {val.token_count:,} for validation" if val else ""
@@ -64,7 +64,7 @@ def data_text(train: Windows, val: Windows | None, windows_read: int) -> str:
 
 
 def blas_of_ranks(world) -> dict:
-    """Return {"blas": for config.json a list with blas_facts and "ranks" of each kind of BLAS and CPU in the job}.
+    """Return {"blas": list} for config.json: blas_facts and "ranks" for each kind of BLAS and CPU in the job.
 
     Collective. Rank 0 warns if there are several kinds.
     """
@@ -84,7 +84,7 @@ def blas_of_ranks(world) -> dict:
 
 
 def core_facts(backend: dict) -> dict[str, str]:
-    """Describe the BLAS and, if other kernels also compute products, those."""
+    """Describe the BLAS, and other kernels that also compute products."""
     kinds = backend["blas"]
     products = backend["products"]
     line = {"BLAS": blas_text(kinds[0]) + (" on rank 0; others are unlike" if len(kinds) > 1 else "")}
@@ -109,9 +109,9 @@ def two_columns(used: dict) -> list[str]:
 
 
 class TraceFailures:
-    """Warns on rank 0 of ranks that cannot write their traces any more: at once, and at the end of later ones.
+    """Warns on rank 0 about ranks that can no longer write traces: at once about the first, at the end about others.
 
-    traces: RUN/traces. own: this rank's failure as an error number for the others, 0 without one.
+    traces: RUN/traces. own: this rank's failure as an error number, which other ranks get; 0 if there is none.
     """
 
     def __init__(self, world, traces: Path, tracer):
@@ -164,7 +164,7 @@ class Ending:
         }
         are_full = world.comm.gather(self.tracer.is_full)
         at_end = {END_CLOCKS: world.comm.gather({"node": world.node} | clock_offset(world))}
-        if ended_by is None and self.traces:  # after a signal a scheduler may wait for the end of the job
+        if ended_by is None and self.traces:  # not after a signal: a scheduler may be waiting for the end of the job
             at_end[END_LINKS] = probe_links(world)
         self.failures.tell(world.comm.gather(self.failures.own()), at_end=True)
         with world.together(UserError):

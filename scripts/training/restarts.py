@@ -1,23 +1,23 @@
-"""--restarts K: train.py starts the ranks itself, and starts them again when they fail.
+"""--restarts K: train.py starts the ranks itself, and starts them again if they fail.
 
     python scripts/train.py --restarts 5 --launcher "mpirun -n 4" --out RUN --checkpoint-minutes 10 ...
 
-Each start resumes from the newest checkpoint (--resume). A start that hangs is ended by its own ranks (--end-on-stall),
-else by this process (launched_ranks.py). There is no further start
+Each start resumes from the newest checkpoint (--resume). If a start hangs, its own ranks (--end-on-stall) or this
+process (launched_ranks.py) end it. There is no further start
 
 - when all steps are done, when a signal asked for the end, after a user's mistake (exit code 2), after K restarts;
-- when a start fails at the same step as the last start that made a step, with no checkpoint in between. It would fail
-  there again;
-- when two starts in a row make no step and the run never made one. If the run has made steps, a host may be away for a
-  while, so the starts go on.
+- when a start fails at the same step as the last start that made a step, with no checkpoint in between: another start
+  would fail there again;
+- when two consecutive starts make no step and the run has never made one. If the run has made steps, a host may be
+  unreachable for a while, so the starts go on.
 
-Pauses between starts double, from FIRST_PAUSE_S on, until a start leaves a checkpoint. --minutes limits all starts
-together: each start gets the minutes that are left. Each start has a line in RUN/restarts.jsonl (docs/formats.md).
+Pauses between starts begin at FIRST_PAUSE_S and double until a start leaves a checkpoint. --minutes limits all starts
+together: each start gets the minutes that are left. Each start adds a line to RUN/restarts.jsonl (docs/formats.md).
 
-Ranks of an earlier start may still run where no launcher can reach them, as behind a cut cable. So the next start takes
-the run's lock over: the lock names the number of this process (--supervisor), which all its starts have.
+Ranks of an earlier start may still run where no launcher can reach them, such as behind a cut cable. So the next start
+takes over the run's lock: the lock holds this process's number (--supervisor), which all its starts share.
 
-This process does not use MPI. It passes signals on in the form that the launcher passes to its ranks.
+This process does not use MPI. It forwards signals in the form that the launcher passes on to its ranks.
 """
 
 import json
@@ -50,7 +50,7 @@ NOT_THERE = "down,no_respond"
 
 
 class StartResult(NamedTuple):
-    """The last step of a start and the newest complete checkpoint; each is 0 if there is none."""
+    """The last step of a start and the step of the newest complete checkpoint; each is 0 if there is none."""
 
     step: int
     checkpoint: int
@@ -131,9 +131,9 @@ def why_it_ends(
         return f"a signal ended the run {after.when()}: {GOES_ON}"
     if code == USER_MISTAKE:
         return "no restart after exit code 2, which means a mistake in the command: see the error above"
-    # A start without a step says nothing about the step at which others fail, so only the others are compared.
+    # Only starts that made a step are compared: a start without one does not show where steps fail.
     alike = [each for each in earlier if each.step]
-    if not after.step:  # if the run has made steps before, a host or the network is away, and may come back
+    if not after.step:  # if the run has made steps before, a host or the network is down and may come back
         alike = earlier if not alike and not after.checkpoint else []
     if alike[-1:] == [after]:
         return f"the run has failed twice {after.when()}, with no checkpoint in between: look there, no restart helps"
@@ -153,7 +153,7 @@ def without_own_flags(words: list[str]) -> list[str]:
 
 
 def minutes_left(clock: Clock) -> list[str]:
-    """Return the flag for the remaining --minutes, which overrides the user's; [] without a limit."""
+    """Return the flag for the remaining --minutes, which overrides the user's flag; [] without a limit."""
     left_s = clock.left_s()
     return [] if left_s is None else ["--minutes", f"{max(left_s, 1.0) / 60:.6g}"]  # 0 would be no limit
 
@@ -177,7 +177,7 @@ def last_step(folder: Path) -> int:
 
 
 def written_at(folder: Path, name: str) -> int | None:
-    """Return when a file of the run was last written, in nanoseconds; None if it does not exist."""
+    """Return when a file of the run was last written, in nanoseconds; None if there is no such file."""
     with suppress(OSError):
         return (folder / name).stat().st_mtime_ns
     return None
@@ -190,9 +190,9 @@ def keep(folder: Path, start: dict) -> None:
 
 
 def without_lost_nodes(launcher: str) -> list[str]:
-    """Return srun's flags that exclude nodes which SLURM has lost, so that spare nodes of the allocation step in.
+    """Return srun's flags that exclude nodes that SLURM has lost, so that spare nodes of the allocation replace them.
 
-    srun --overlap is needed, as SLURM keeps the cores of the failed step for minutes.
+    srun --overlap is needed because SLURM holds the cores of the failed step for minutes.
     """
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if Path(launcher).name != "srun" or not nodes:

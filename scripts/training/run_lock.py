@@ -50,8 +50,8 @@ class RunLock:
     def take(self, folder: Path, anyway: bool) -> None:
         """Take the lock of the run folder on rank 0 and check that all nodes see it. Collective.
 
-        anyway: take it over from its holder (--take-over). If taking fails, or a node does not see the lock, the job
-        ends with one line.
+        anyway: take the lock over from its holder (--take-over). If that fails, or a node does not see the lock, the
+        job ends with one line.
         """
         with self._world.together(UserError):
             try:
@@ -69,7 +69,7 @@ class RunLock:
         file = self._file
         if file is None or file.is_own():
             return
-        self._ending.acquire()  # never released: the first thread ends the job, others wait for that
+        self._ending.acquire()  # never released: the first thread ends the job while others wait here
         what = "it is gone, somebody removed it or the run folder"
         with suppress(UserError):
             if seen := look(file.path):
@@ -80,11 +80,11 @@ class RunLock:
 
     def _beat(self) -> None:
         self.check()
-        with suppress(OSError):  # the disk may be full or away for a while
+        with suppress(OSError):  # the disk may be full or unreachable for a while
             os.utime(self._file.path)
 
     def _check_all_nodes_see_it(self, folder: Path) -> None:
-        """End the job if a node does not see the lock: its part of each checkpoint would stay on a local disk."""
+        """End the job if a node does not see the lock: that node would write its checkpoint parts to a local disk."""
         world = self._world
         seen = gather_everywhere(world.comm, world.local_rank > 0 or _sees(folder, self.run))[:, 0]
         if blind := [place["host"] for place, sees in zip(world.places, seen, strict=True) if not sees]:

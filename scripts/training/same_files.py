@@ -15,7 +15,7 @@ from gpt2.files import user_cache_folder
 from gpt2.formats import weights
 
 SAMPLE_BYTES = 4096
-SAMPLES = 512  # of all files together; takes a millisecond if they are in the page cache
+SAMPLES = 512  # over all files; takes a millisecond if they are in the page cache
 FEWEST_SAMPLES = 4  # of each file
 NAMED_AT_MOST = 3
 
@@ -23,14 +23,14 @@ NAMED_AT_MOST = 3
 def made_for_all(world: World, make: Callable[[Path], tuple], beside: Path) -> list[str]:
     """Let rank 0 make files where all ranks see them, and return their paths. Collective.
 
-    make(folder=..., remark=...) makes them. remark(line) prints a line, only once even if the files are made twice. The
-    files go into the user's cache folder, which all runs share. If that has no room, or other nodes do not see it, they
-    go into `beside`. The job ends if make raises UserError there.
+    make(folder=..., remark=...) makes the files. remark(line) prints a line, only once even if the files are made
+    twice. The files go into the user's cache folder, which all runs share. If that is full, or other nodes do not see
+    it, the files go into `beside`. The job ends if make raises UserError there.
     """
     remark = functools.cache(partial(say, on_stderr=True))
     paths = None
     if world.rank == 0 and (cache := user_cache_folder()):
-        with suppress(UserError):  # a user's mistake is raised again below, a folder's problem is not
+        with suppress(UserError):  # a mistake of the user is raised again below, a problem with this folder is not
             paths = [str(path) for path in make(folder=cache / "tokens", remark=remark)]
     paths = world.comm.bcast(paths)
     if paths and all(world.comm.allgather(all(map(os.path.exists, paths)))):
@@ -81,16 +81,16 @@ def check_same_files(world: World, paths: list[Path]) -> None:
 
 
 def in_both(paths: list[Path], others: list[Path]) -> list[str]:
-    """Return the `paths` whose content is also among `others`, under any name. Raise OSError."""
+    """Return the `paths` whose content also occurs in `others`, under any name. Raise OSError."""
     found = fingerprints([*paths, *others])
     known = {tuple(content) for _, *content in found[len(paths) :]}
     return [path for path, *content in found[: len(paths)] if tuple(content) in known]
 
 
 def difference(found: list[tuple], expected: list[tuple]) -> str | None:
-    """Describe the first file that differs, or return None. Both lists: (path, size, hash) of each file."""
+    """Describe the first file that differs, or return None. Both lists hold (path, size, hash) of each file."""
     paths = {path for path, *_ in found}, {path for path, *_ in expected}
-    for path in sorted(paths[0] ^ paths[1]):  # first, as the number of files decides how much of each is read
+    for path in sorted(paths[0] ^ paths[1]):  # first: the number of files decides how much of each is read
         return f"{path}: {'one file more' if path in paths[0] else 'not there'}"
     for (path, size, content), (_, expected_size, expected_content) in zip(found, expected, strict=True):
         if size != expected_size:

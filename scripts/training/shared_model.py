@@ -21,7 +21,7 @@ from scripts.training.state import shares_model
 from scripts.training.worker import NoStageLinks, Server, Worker
 
 SHARD_MULTIPLE = 16  # elements, 64 bytes: the range that a rank owns begins on a cache line
-REPLICATED_VECTORS = 6  # of a layer: both LayerNorms and two biases
+REPLICATED_VECTORS = 6  # per layer: weight and bias of both LayerNorms, and two more biases
 
 
 class GroupTracer:
@@ -45,8 +45,8 @@ class GroupTracer:
 class SharedModel:
     """A rank's place among the ranks that share a model. Collective.
 
-    mesh: see dist/mesh.py. whole, layout: the whole model's, and this rank's model shard's. stages: the stage of each
-    rank. parts, stage_links: the partners, after `meet_partners`; None without any. resources: closes them.
+    mesh: see dist/mesh.py. whole, layout: Layout of the whole model, and of this rank's model shard. stages: the stage
+    of each rank. parts, stage_links: the partners, after `meet_partners`; else None. resources: closes the partners.
     """
 
     def __init__(self, cut: ModelCut, config: GPT2Config, world: World, resources):
@@ -108,14 +108,14 @@ class SharedModel:
         """
         flats = (backend.model.parameters, backend.model.gradients)
         count = self.layout.replicated_size
-        rooms = [backend.kernels.empty((count,), flats[0].dtype) if count else None for _ in flats]  # others own them
+        rooms = [backend.kernels.empty((count,), flats[0].dtype) if count else None for _ in flats]  # others' tensors
         views = [Parameters(self.layout, flat, room) for flat, room in zip(flats, rooms, strict=True)]
         if shares_model(self.mesh):
             synchronized = self.parts, self.stage_links
             strategy = ModelSync(strategy, backend.kernels, *views, *synchronized, self.cut.micro_steps)
         if strategy.worker is None:
             return strategy, Server()
-        # Overlapped exchanges, and messages between stages, make progress between two kernels.
+        # Between two kernels, overlapped exchanges and messages between stages make progress.
         pokes = overlap or self.mesh.pipeline > 1
         kernels = progressing(backend.kernels, strategy.progress) if pokes else backend.kernels
         if pokes and hasattr(kernels.device, "meanwhile"):

@@ -1,13 +1,13 @@
-"""Requests to a running training, by signals and by the clock.
+"""Requests to a training run, by signals and by the clock.
 
 SIGUSR1 requests a checkpoint. SIGUSR2, SIGTERM and Ctrl-C (SIGINT) request a checkpoint and the end. A second Ctrl-C
-ends the job at once. Handlers only count signals: ranks get them at different moments, or only some ranks get them, so
-a rank reports them at the end of a step (meeting.py). SIGUSR2 is for launchers that end the ranks themselves on SIGTERM
-but pass SIGUSR2 on, as Open MPI's mpirun does.
+ends the job at once. Handlers only record signals: ranks get them at different moments, or only some ranks get them, so
+a rank reports them at the end of a step (meeting.py). SIGUSR2 is for launchers such as Open MPI's mpirun, which end the
+ranks themselves on SIGTERM but pass SIGUSR2 on.
 
 Before the end of the first step there is nothing to checkpoint, so a request for the end ends the job at once. While
-Python imports modules, SIGUSR1 and SIGUSR2 are blocked, as they would end the process, and Ctrl-C ends it without a
-traceback.
+Python imports modules, SIGUSR1 and SIGUSR2 are blocked, because they would end the process, and Ctrl-C ends it without
+a traceback.
 """
 
 import os
@@ -28,7 +28,7 @@ WAITING = signal.SIGUSR1, signal.SIGUSR2
 
 
 def let_wait() -> None:
-    """Block the signals in WAITING until Signals are made. The kernel keeps them."""
+    """Block the signals in WAITING until Signals is constructed. The kernel keeps them pending."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -37,7 +37,7 @@ class Signals:
     """Catches the signals of ASKS and turns them into requests.
 
     end(text, exit code): ends the job and does not return; called for a request to end before the first step, and for a
-    second Ctrl-C. clean_up: called before the end of a run without a step.
+    second Ctrl-C. clean_up: called before a run ends without a step.
     """
 
     def __init__(self, end: Callable[[str, int], None], clean_up: Callable[[], None] = lambda: None):
@@ -60,7 +60,7 @@ class Signals:
     def close(self) -> None:
         """Ignore the signals from now on.
 
-        Their default effect must not come back: when the first rank ends with a code other than 0, `srun
+        The default handlers must not come back: when the first rank ends with a code other than 0, `srun
         --kill-on-bad-exit` sends SIGTERM to the others, and Python removes its handlers before MPI has ended.
         """
         signal.set_wakeup_fd(-1)
@@ -101,8 +101,8 @@ class Signals:
 class Clock:
     """Requests a checkpoint every `checkpoint_minutes`, and the end after `minutes`; 0: never.
 
-    Only rank 0 has a clock, so all ranks act at the same step. Minutes count from its construction, before a text is
-    tokenized and a strategy chosen. These may take long, and a run must keep its time limit.
+    Only rank 0 has a clock, so all ranks act at the same step. Minutes count from the clock's construction, before a
+    text is tokenized and a strategy chosen: both may take long, and a run must keep its time limit.
     """
 
     def __init__(self, checkpoint_minutes: float, minutes: float):
@@ -111,7 +111,7 @@ class Clock:
         self._begun = self._checkpoint_at = time.monotonic()
 
     def requested(self) -> int:
-        """Return NOTHING, CHECKPOINT or TIME_IS_UP. The minutes to the next checkpoint count from its request."""
+        """Return NOTHING, CHECKPOINT or TIME_IS_UP. Minutes to the next checkpoint count from the last request."""
         now = time.monotonic()
         if self._limit_s and now - self._begun >= self._limit_s:
             return TIME_IS_UP

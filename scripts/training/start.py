@@ -1,4 +1,4 @@
-"""The state that a run starts from: random parameters, parameters of a file, or a checkpoint of the run."""
+"""The initial state of a run: random parameters, parameters from a file, or a checkpoint of the run."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +26,7 @@ def first_parameters(
 
     Return the parameters in host memory. Collective. init: --init. The backend's buffers process each range as soon as
     it is filled. Rank 0 warns if sequences of seq_len tokens use positions that are untrained in the file. End the job
-    if the file does not fit or is damaged.
+    if the file is damaged or belongs to a model of another shape.
     """
     parameters = Parameters(layout, backend.host_parameters)
     buffers = backend.buffers
@@ -40,7 +40,7 @@ def first_parameters(
         check_same_files(world, files)
     with world.together(UserError):
         if not buffers.fills_parameters:
-            pass  # the ranks of the node share parameters, and another rank fills them
+            pass  # ranks of the node share parameters, and another rank fills them
         elif checkpoint:
             checkpoint.read_parameters(parameters, buffers.filled)
         elif init == "random":
@@ -53,7 +53,7 @@ def first_parameters(
 def find_checkpoint(world, folder: Path) -> Checkpoint | None:
     """Return the newest intact checkpoint of a checkpoints folder, every byte checked, or None. Collective.
 
-    Name damaged checkpoints and skip them. If all are damaged, end the job, as --resume must not silently begin again.
+    Name damaged checkpoints and skip them. If all are damaged, end the job: --resume must not silently begin again.
     """
     paths = world.comm.bcast(newest_first(folder) if world.rank == 0 else None)
     for path in paths:
@@ -77,7 +77,7 @@ def find_checkpoint(world, folder: Path) -> Checkpoint | None:
 def chosen_before(world, folder: Path) -> dict | None:
     """Return the choice of --strategy auto in the newest checkpoint of this folder, or None. Collective.
 
-    This is read before the run folder is locked. That is safe, as all checkpoints of a run hold the same choice.
+    The choice is read before the run folder is locked. That is safe: all checkpoints of a run hold the same choice.
     """
     chosen = None
     if world.rank == 0:
@@ -147,7 +147,7 @@ def restore(checkpoint: Checkpoint, strategy, layout, facts: dict, world, mesh=N
         errors = strategy.errors()
         name = errors_name(world.rank, mesh)
         if errors is not None:
-            # Error feedback goes on if the same ranks exchange in the same way; else it begins at 0.
+            # Error feedback continues if the same ranks exchange in the same way; else it begins at 0.
             if exchanges_alike(checkpoint, facts):
                 if name in checkpoint.arrays:
                     _fill(errors, checkpoint, name, 0, layout)

@@ -36,7 +36,7 @@ def prefix_of(mesh) -> str:
 
 
 def mesh_facts(mesh, config, layers) -> dict:
-    """Return how ranks share a model, for checkpoints; {} if they do not. layers: how many each stage has."""
+    """Return how ranks share a model, for checkpoints; {} if they do not. layers: the number in each stage."""
     if not shares_model(mesh):
         return {}
     return {"mesh": [mesh.data, mesh.tensor, mesh.pipeline]} | cut_facts(config, layers, mesh.tensor)

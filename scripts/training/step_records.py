@@ -18,11 +18,11 @@ MEMORY_GROWTH = 1.01  # smaller growth is not logged
 class StepRecords:
     """Makes the records of log.jsonl."""
 
-    tokens: int  # of all workers in a step
+    tokens: int  # per step, all workers together
     flops_per_token: float
     peak: object  # a PeakRate
     stages: list[int]  # the pipeline stage of each rank; all 0 without a pipeline
-    fastest: float = 0.0  # the most model FLOPs per second of a step so far
+    fastest: float = 0.0  # model FLOPs per second of the fastest step so far
     _noted: dict[str, int] = field(default_factory=dict)
 
     def of_step(self, step: int, reports: RankReports, norm, lr: float, step_s: float, skipped: bool) -> dict:
@@ -45,7 +45,7 @@ class StepRecords:
         return record | self._memory(reports) | slowest(reports.compute_s, self.stages)
 
     def _memory(self, reports: RankReports) -> dict[str, int]:
-        """Return "peak_memory_bytes" and "gpu_memory_bytes" of the rank with the most, if they have grown."""
+        """Return "peak_memory_bytes" and "gpu_memory_bytes", the maximum over ranks, if they have grown."""
         now = {"peak_memory_bytes": int(max(reports.memory_bytes)), "gpu_memory_bytes": int(max(reports.gpu_bytes))}
         grown = {name: size for name, size in now.items() if size > MEMORY_GROWTH * self._noted.get(name, 0)}
         self._noted |= grown
@@ -55,8 +55,8 @@ class StepRecords:
 def exposed_exchange_s(reports: RankReports, step_s: float) -> float:
     """Return the seconds of exposed exchange, the mean over the workers; at most step_s, rank 0's step.
 
-    A worker may begin the step while rank 0 still prints or writes its log, and wait for it in an exchange. These
-    seconds lie between rank 0's steps, so they do not count.
+    A worker may begin the step while rank 0 still prints or writes its log, and then wait for rank 0 in an exchange.
+    These seconds lie between rank 0's steps, so they do not count.
     """
     exchange = np.array(reports.exchange_s)
     step = np.array(reports.step_s)
@@ -68,8 +68,8 @@ def exposed_exchange_s(reports: RankReports, step_s: float) -> float:
 def slowest(compute_s, stages: list[int]) -> dict[str, float]:
     """Return {"slowest_rank", "slowest_excess"}: the rank that computes longest relative to others of its stage.
 
-    The excess is relative to the median of the stage's other ranks, as stages differ by design. {} if no stage has two
-    computing ranks. compute_s: seconds of each rank's gradients, nan if it computes nothing. stages: of each rank.
+    The excess is relative to the median of the stage's other ranks, because stages differ by design. {} if no stage has
+    two computing ranks. compute_s: each rank's seconds of computing gradients, nan if none. stages: of each rank.
     """
     seconds = np.asarray(compute_s)
     found = {}
@@ -86,10 +86,10 @@ def slowest(compute_s, stages: list[int]) -> dict[str, float]:
 
 
 class ProgressLines:
-    """Rank 0 prints a line every `every` steps; None: a line a step, but at most one a second.
+    """Prints progress on rank 0: a line every `every` steps; None: a line per step, but at most one per second.
 
     The first step, the last step and validated steps always get a line. A line names a rank that was clearly slower
-    than the others since the last line. places: World.places. stages: see `slowest`.
+    than the others since the previous line. places: World.places. stages: see `slowest`.
     """
 
     def __init__(self, pace: "Pace", print_line, places: list[dict], stages: list[int], every: int | None = None):
@@ -128,7 +128,7 @@ class ProgressLines:
             self.print_line(f"{'':{len(step)}}  val loss {record['val_loss']:.4f}")  # beneath the loss
 
     def _slowest(self) -> str:
-        """Return the name of a rank whose median since the last line stands out; "" if there is none."""
+        """Name a rank whose median compute time since the last line stands out; "" if there is none."""
         found = slowest(np.median(self.compute_s, axis=0), self.stages) if self.compute_s else {}
         self.compute_s = []
         if not found or found["slowest_excess"] < STANDS_OUT:
@@ -155,7 +155,7 @@ class Pace:
     def text(self, step: int) -> str:
         """Return "2:05, 1:10 left" after each step, and by how much the run exceeds the job's time limit, if it does.
 
-        The first steps do not count for the estimate, as they compile.
+        The first steps, which compile kernels, do not count for the estimate.
         """
         now = time.monotonic()
         passed = duration_text(now - self._begun)

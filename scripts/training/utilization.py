@@ -1,9 +1,9 @@
-"""MFU (model FLOPs utilization), and the peak rate that it is a fraction of.
+"""MFU (model FLOPs utilization), and the peak rate that counts as 100%.
 
-MFU is the fraction of the peak rate of all ranks that the model's own operations reach (gpt2/config.py). A rank's peak
-is --peak-tflops if given. A GPU's peak is its datasheet's rate for dense bfloat16, even if the model is float32. The
-peak of CPU cores is measured when a run starts: the rate of matrix products like those of a step, one per thread. All
-ranks measure at the same time, as they share clock, caches and cores in a step. Other load lowers a measured rate, so
+MFU is the rate of the model's own operations (gpt2/config.py) divided by the peak rate of all ranks. A rank's peak is
+--peak-tflops if given. A GPU's peak is its datasheet's rate for dense bfloat16, even if the model is float32. The peak
+of CPU cores is measured when a run starts: the rate of matrix products like those of a step, one per thread. All ranks
+measure at the same time, because in a step they share clock, caches and cores. Other load lowers a measured rate, so
 the best of several periods counts.
 """
 
@@ -16,9 +16,10 @@ import numpy as np
 
 from dist.waiting import barrier, gather_everywhere
 from scripts.machine.gpu import peak_tflops
+from traces.units import count_text
 
 MEASURED = "measured"  # the source of a measured peak
-# Products (rows, inputs, outputs): a square one, as fast as larger ones but over in milliseconds, and two of a layer.
+# Products (rows, inputs, outputs): a square one, as fast as larger ones but done in milliseconds, and two of a layer.
 SHAPES = (512, 512, 512), (256, 768, 768), (768, 256, 768)
 PERIODS = 9  # the shapes take turns
 PERIOD_S = 0.012
@@ -53,7 +54,7 @@ class PeakRate:
         if self.flops is None:
             return f"not known, so no MFU: {self.source}; give --peak-tflops"
         ranks = sum(rate is not None for rate in self.tflops)
-        return f"{self.flops / 1e12:.3g} TFLOP/s of {ranks} ranks ({self.source}): MFU's 100%"
+        return f"{self.flops / 1e12:.3g} TFLOP/s for {count_text(ranks, 'rank')} ({self.source}) = 100% MFU"
 
 
 def find_peak(world, computes: list[bool], told: float | None, cores, gpus: list[dict] | None) -> PeakRate:
@@ -72,7 +73,7 @@ def find_peak(world, computes: list[bool], told: float | None, cores, gpus: list
 def measured_peak(world, computes: list[bool], cores) -> PeakRate:
     """Measure the peak of the ranks' cores (gpt2.kernels.numpy.Cores). Collective.
 
-    The best period counts for all ranks together. A rank's part of that rate is its part of all periods: ranks that
+    The best period is that of all ranks together. Its rate is divided by the ranks' shares over all periods: ranks that
     share a core take turns, so in a single period one of them may have the core to itself.
     """
     barrier(world.comm)
@@ -101,7 +102,7 @@ def product_rates(cores) -> np.ndarray:
     """Measure the FLOP/s of all threads of `cores` (gpt2.kernels.numpy.Cores) in matrix products, (PERIODS,).
 
     Periods end at fixed times after the start, however long a product takes. So all ranks have the same periods, and no
-    rank goes on computing when others that share its cores are done. A period in which no product ended has rate 0.
+    rank still computes when others that share its cores are done. A period in which no product ended has rate 0.
     """
     rates = np.zeros((cores.threads, PERIODS))
 

@@ -15,10 +15,10 @@ from scripts.training.state import shares_model
 class WholeModel:
     """All parameters in host memory, possibly one range at a time.
 
-    held: the parameters of this rank. Under ZeRO-3 a rank gathers one range at a time, from a GPU it copies one range
-    at a time. before_use, fetch: functions of (start, stop) of strategy and backend, which bring a range into `held`.
-    shared: whether several ranks share the model. parameters: of the whole model; `held` unless the model is shared,
-    then room on rank 0 for one range. mesh: see state.py. The constructor is collective.
+    held: the parameters of this rank. before_use of the strategy and fetch of the backend, functions of (start, stop),
+    bring a range into `held`: under ZeRO-3 a rank gathers it, from a GPU it copies it. shared: whether several ranks
+    share the model. parameters: of the whole model; the same as `held` unless the model is shared, else a buffer for
+    one range on rank 0. mesh: see state.py. The constructor is collective.
     """
 
     def __init__(self, held: Parameters, before_use, fetch, mesh=None):
@@ -36,14 +36,14 @@ class WholeModel:
             self._before_use(start, stop)
 
     def held_ranges(self):
-        """Yield the ranges that this rank holds, each while its parameters are present. Collective."""
+        """Yield the ranges that this rank holds, each while the range's parameters are present. Collective."""
         for start, stop in self.held.layout.ranges:
             self._bring(start, stop)
             if start < stop:
                 yield start, stop
 
     def ranges(self):
-        """Yield the whole model's ranges while their parameters are present; if ranks share the model, only on rank 0.
+        """Yield the whole model's ranges while their parameters are present, on rank 0 alone if ranks share the model.
 
         Collective: every rank iterates over all ranges.
         """
@@ -59,19 +59,19 @@ class WholeModel:
             yield start, stop
 
     def _bring(self, start: int, stop: int) -> None:
-        self._before_use(start, stop)  # also for an empty range, as others may wait for this rank there
+        self._before_use(start, stop)  # even for an empty range: other ranks may wait for this rank in the call
         if start < stop:
             self._fetch(start, stop)
 
 
 def ranges_of_whole(layout: Layout) -> dict[int, tuple[int, int]]:
-    """Return {number of the whole model's range: the range of the model shard that it contains}."""
+    """Return {number of a range of the whole model: the model shard's range within it}."""
     first = 0 if layout.shard.is_first else 1 + layout.shard.first_layer  # the embeddings have number 0
     return dict(enumerate(layout.ranges, first))
 
 
 class ShardGathering:
-    """Gathers the model shards of replica 0 on rank 0, in `whole`, which is None on other ranks."""
+    """Gathers the model shards of replica 0 into `whole` on rank 0; other ranks have whole=None."""
 
     def __init__(self, held: Parameters, mesh):
         self._held = held
@@ -87,7 +87,7 @@ class ShardGathering:
             self.whole = Parameters(layout, Slots(layout.ranges))
 
     def gather(self, tensors: list[Tensor]) -> None:
-        """Gather these tensors of the whole model on rank 0. This rank's shards of them must be present. Collective."""
+        """Gather these tensors of the whole model on rank 0. This rank's shards must be present. Collective."""
         if not self._takes_part:
             return
         for tensor in tensors:
@@ -97,7 +97,7 @@ class ShardGathering:
                 wait(self._comm.Isend(self._held.view(tensor.name).reshape(-1), self._root))
 
     def _receive(self, tensor: Tensor) -> None:
-        """Receive a tensor from all ranks that hold a shard of it, or copy this rank's own."""
+        """Receive a tensor from all ranks that hold a shard of it, or copy this rank's own shard."""
         view = self.whole.view(tensor.name).reshape(tensor.whole_shape)
         for rank, layout in enumerate(self._layouts):
             if theirs := layout.by_name.get(tensor.name):

@@ -1,4 +1,4 @@
-"""A rank's computing in a step. A Worker computes gradients and losses; a Server computes nothing."""
+"""The compute of a rank in a step. A Worker computes gradients and losses; a Server computes nothing."""
 
 import math
 from collections.abc import Callable
@@ -15,10 +15,10 @@ from traces.record.phases import EXCHANGE, PHASES, PIPELINE
 
 
 class NoStageLinks:
-    """The links of a model with one stage, which do nothing. dist/stage_links.py has the links between stages."""
+    """Stage links that do nothing, for a model with one stage. dist/stage_links.py has the real ones."""
 
     def begin(self, forwards: int, backwards: int) -> None:
-        """Begin a step of so many forwards and backwards."""
+        """Begin a step with this many forwards and backwards."""
 
     def finish(self) -> None:
         """Wait until everything has been sent."""
@@ -33,7 +33,7 @@ class Worker:
     keeps_gradients each microbatch writes, because the strategy takes the gradients away.
 
     The ranks that share a model are one worker: each reads the worker's windows, and the first tensor-parallel rank of
-    the last stage counts the losses. If the model has a lookup, it learns which tokens this step and the next look up.
+    the last stage counts the losses. A lookup, if the model has one, is told the tokens of this step and the next.
     """
 
     model: GPT2
@@ -116,7 +116,7 @@ class Worker:
         Ranks that do not count losses return (0, 0).
 
         Each worker takes `batches` batches of B windows, or fewer at the end of the set. 0: the workers divide the
-        whole set. All workers compute the same number of batches, even if a last one is empty: gathering parameters for
+        whole set. All workers compute the same number of batches, even if the last is empty: gathering parameters for
         a batch may need every rank. after_batch() is called after each batch.
         """
         B, T = self.inputs.shape[1:]
@@ -168,5 +168,5 @@ class Server:
         return 0.0, 0
 
     def seconds(self) -> tuple[float, float, float, float]:
-        """Return no times, and nan for computing: a server is neither slow nor fast, and averages leave it out."""
+        """Return zeros, and nan for compute: a server is neither slow nor fast, and averages leave it out."""
         return 0.0, math.nan, 0.0, 0.0

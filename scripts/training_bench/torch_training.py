@@ -1,9 +1,9 @@
 """PyTorch's contenders of bench_training.py: our model, windows, clipping and AdamW, over gloo. torch is optional.
 
-The first parameters are ours. PyTorch chooses the messages and their times: DistributedDataParallel all-reduces buckets
-during backward, with its hooks in float16 or bfloat16; ZeroRedundancyOptimizer shards AdamW's state and broadcasts the
-updated parameters; fully_shard gathers a layer's parameters before they are used and reduce-scatters its gradients.
-Between GPUs PyTorch would use NCCL, which is not measured here.
+The initial parameters are ours. PyTorch chooses the messages and their times: DistributedDataParallel all-reduces
+buckets during backward (a hook sends them as float16 or bfloat16); ZeroRedundancyOptimizer shards AdamW's state and
+broadcasts the updated parameters; fully_shard gathers a layer's parameters before they are used and reduce-scatters its
+gradients. Between GPUs PyTorch would use NCCL, which is not measured here.
 """
 
 import time
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class TorchModel(nn.Module):
-    """GPT-2 as in torch_gpt2.py, with our first parameters. Its head is the token embedding, without pad rows."""
+    """GPT-2 as in torch_gpt2.py, with our initial parameters. Its head is the token embedding, without pad rows."""
 
     def __init__(self, config: GPT2Config, seed: int):
         super().__init__()
@@ -70,7 +70,7 @@ class TorchModel(nn.Module):
 
 
 def replicated(model: TorchModel, hook=None) -> nn.Module:
-    """Wrap the model in DistributedDataParallel. hook: compresses the gradients that travel."""
+    """Wrap the model in DistributedDataParallel. hook: compresses the gradients before they are sent."""
     parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
     if hook:
         parallel.register_comm_hook(None, hook)
@@ -85,7 +85,7 @@ def sharded(model: TorchModel) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-# By contender: the function that wraps the model. The first exchanges nothing: its step is computing alone.
+# Contender: the function that wraps the model. The first exchanges nothing, so its step is pure compute time.
 FORMS = {
     "PyTorch, no exchange": lambda model: model,
     "DDP": replicated,
@@ -109,7 +109,7 @@ def new_optimizer(name: str, model: nn.Module, s):
 def train(world, name: str, s, config: GPT2Config, windows, threads: int) -> Iterator[tuple[float, float]]:
     """Train from the beginning; yield seconds and mean loss of each step. Collective.
 
-    s: complete settings of train.py. windows: the training data's.
+    s: complete settings of train.py. windows: of the training data.
     """
     torch.set_num_threads(threads)
     model = FORMS[name](TorchModel(config, s.seed))
@@ -129,7 +129,7 @@ def train(world, name: str, s, config: GPT2Config, windows, threads: int) -> Ite
 
 
 def gradients(model: nn.Module, optimizer, batches: "Batches", step: int, microbatches: int) -> float:
-    """Compute a step's gradients, exchanged in the last microbatch; return the mean loss of this rank's windows."""
+    """Compute a step's gradients, and exchange them in the last microbatch. Return the mean loss of this rank."""
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
     for microbatch in range(microbatches):

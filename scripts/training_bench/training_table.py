@@ -1,4 +1,4 @@
-"""Each contender's figures from its steps, and the table that bench_training.py prints."""
+"""Summarize each contender's steps, and format the table that bench_training.py prints."""
 
 import statistics
 
@@ -7,7 +7,7 @@ from scripts.bench.turns import step_times
 from scripts.exchange_bench.exchange_table import lower_bound_s
 from traces.units import count_text, short_count
 
-HEADERS = 1.045  # an Ethernet frame of 1514 bytes carries 1448 bytes of TCP's data
+HEADERS = 1.045  # an Ethernet frame of 1514 bytes carries 1448 bytes of TCP payload
 OURS = "ours"  # its losses are the reference
 DDP = "DDP"  # its steps are the reference
 ALONE = "no exchange"  # ends the names of contenders that only compute
@@ -16,8 +16,8 @@ ALONE = "no exchange"  # ends the names of contenders that only compute
 def summarize(turns: dict[str, list[list[tuple[float, float]]]], size_bytes: int, nodes: int, rate) -> dict:
     """Return {"contenders": figures by name, "exchange_bound_s", "least_s": the least step that the rate allows}.
 
-    turns: for each contender and turn, (seconds, loss) of its steps, of which the first is warm-up. A contender's
-    computing is the step of the same library without exchange; the rest of its step is the exposed exchange.
+    turns: (seconds, loss) of each step, by contender and turn; a turn's first step is warm-up. A contender's compute
+    time is the step of the same library without exchange; the rest of its step is the exposed exchange.
     """
     alone = {name.split(",")[0]: median_s(steps) for name, steps in turns.items() if name.endswith(ALONE)}
     reference = losses_of(turns[OURS]) if OURS in turns else None
@@ -43,7 +43,7 @@ def summarize(turns: dict[str, list[list[tuple[float, float]]]], size_bytes: int
 
 
 def counted_s(turns: list[list[tuple[float, float]]]) -> list[float]:
-    """Return the seconds of all steps but each turn's warm-up."""
+    """Return the seconds of all steps except each turn's warm-up step."""
     return [seconds for turn in turns for seconds, _ in turn[1:]]
 
 
@@ -57,7 +57,7 @@ def losses_of(turns: list[list[tuple[float, float]]]) -> list[float]:
 
 
 def table(report: dict) -> str:
-    """Return a header, a line per contender, the shortest possible step, and why contenders are missing."""
+    """Return a header, a line per contender, the shortest possible step, and the reason for each missing contender."""
     contenders = report["contenders"]
     rows = [["", "step, s", "compute, s", "exchange exposed, s", "times as fast as DDP", "last loss", "losses differ"]]
     for name, one in contenders.items():

@@ -1,1 +1,1 @@
-"""The parts of watch.py: the current state of a run folder, and one screen that shows it."""
+"""The parts of watch.py: read the current state of a run folder, and show it on one screen."""

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 BRAILLE = 0x2800
-# The bit of each dot of a braille character, by row and column.
+# The bit for each dot of a braille character, by row and column.
 DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
 LABEL = 8  # columns of the numbers beside a curve
 
@@ -16,7 +16,7 @@ LABEL = 8  # columns of the numbers beside a curve
 class Glyphs:
     """Characters to draw with.
 
-    full, empty: the characters of a bar. parts: those of a stacked bar, for computing, moving data, waiting, the rest.
+    full, empty: the characters of a bar. parts: characters of a stacked bar, for computing, moving data, waiting, rest.
     has_dots: whether curves are drawn with braille dots, 2 by 4 in a character.
     """
 
@@ -31,7 +31,7 @@ class Glyphs:
         return self.full * filled + self.empty * (width - filled)
 
     def stacked(self, amounts: Sequence[float], largest: float, width: int) -> str:
-        """Draw parts one after another; an amount of `largest` fills the width. Only their ends are rounded."""
+        """Draw parts side by side; an amount of `largest` fills the width. Only the parts' ends are rounded."""
         scale = max(0, width) / largest if largest > 0 else 0.0
         edges = [round(edge * scale) for edge in (0.0, *np.cumsum(amounts))]
         drawn = "".join(sign * (end - start) for sign, (start, end) in zip(self.parts, pairwise(edges), strict=True))
@@ -43,7 +43,7 @@ ASCII = Glyphs("#", ".", ("#", "=", ".", "-"), has_dots=False)
 
 
 def glyphs_for(encoding: str | None) -> Glyphs:
-    """Return blocks if a stream of that encoding can show them, else ASCII."""
+    """Return block characters if a stream with this encoding can show them, else ASCII."""
     try:
         "█░▒·⣿".encode(encoding or "ascii")
     except (UnicodeError, LookupError):
@@ -54,7 +54,7 @@ def glyphs_for(encoding: str | None) -> Glyphs:
 def curve_lines(points: list[tuple[int, float]], columns: int, height: int, glyphs: Glyphs) -> list[str]:
     """Draw a curve of (step, value) in `height` lines. The last line is the axis with the first and the last step.
 
-    A column shows the median of its values; empty columns are interpolated. Values that are not finite are left out.
+    A column shows the median of its values; empty columns are interpolated. Values that are not finite are ignored.
     """
     steps, values = np.array(points, float).T
     steps = steps[np.isfinite(values)]

@@ -1,9 +1,9 @@
 """The current state of a run folder: whether the run is alive, its progress, and the verdict on its last steps.
 
 Everything comes from files that the run writes. The lock tells whether the run is alive: rank 0 touches it every two
-seconds. Times come from the run's own records, so a copied folder shows the same. Only the time since the last step of
-a live run is the difference of two files' modification times, so the clocks of two machines are never compared. Reading
-a long run takes no longer than reading a short one: traces/read/tails.py reads only the ends of long files.
+seconds. Times come from the run's own records, so a copied folder shows the same times. The exception is the time since
+a live run's last step: the difference of two files' modification times, so no clocks of two machines are compared. A
+long run takes no longer to read than a short one: traces/read/tails.py reads only the ends of long files.
 """
 
 import time
@@ -33,8 +33,8 @@ TRAINING = "training"
 STALLED = "stalled"
 FINISHED = "finished"
 ENDED = "ended early"
-LOG_BYTES = 1_000_000  # some 4,000 lines, which take 50 ms
-# A stall is this time plus this many steps without a line in the log: validations and checkpoints take less.
+LOG_BYTES = 1_000_000  # some 4,000 lines, read in 50 ms
+# A stall: no line in the log for this time plus this many steps. Validations and checkpoints take less.
 STALL_S = 10.0
 STALL_STEPS = 10
 
@@ -43,9 +43,9 @@ STALL_STEPS = 10
 class RunState:
     """The state of a run at one moment. Times are None if unknown.
 
-    log: rows by step, of a long log only some. elapsed_s: since this start of the run; until its last step if it is
-    over. remaining_s: extrapolated from the steps so far. stall: a sentence, or "". measured, answer: the last traced
-    steps and their diagnosis (diagnose.py --json); if they are None, unmeasured says why.
+    log: rows by step, only some of them if the log is long. elapsed_s: from the beginning of this start to now, or to
+    its last step if the run is over. remaining_s: extrapolated from the steps so far. stall: a sentence, or "".
+    measured, answer: the last traced steps and their diagnosis (diagnose.py --json); if None, unmeasured says why.
     """
 
     path: Path
@@ -83,7 +83,7 @@ class Watcher:
         log = read_log(self.path, Gaps(allowed=True), most_bytes=LOG_BYTES)
         times = Times.of(self.path, config, log, lock if lives else None)
         stall = times.stall() if lives else ""
-        held_by = self._positions.look(config)  # at every look, as it compares successive positions
+        held_by = self._positions.look(config)  # at every look: it compares successive positions
         if stall and held_by:
             stall = f"{held_by}; {stall}"
         if lives:
@@ -109,12 +109,13 @@ class Watcher:
         self._lock = lock
         if is_running(lock) is False:
             return False, lock
-        # The lock was seen to change or, until it has been watched long enough, is recent by this machine's clock.
+        # Either the lock was seen to change or, until it has been watched long enough, this machine's clock says that
+        # it is recent.
         is_new = now - self._begun < OLD_S and time.time() - lock.touched_ns * 1e-9 < OLD_S
         return now - self._lock_moved_at < OLD_S or is_new, lock
 
     def _measure(self, config: dict) -> tuple[TimedRun | None, dict | None, str]:
-        """Return (measured, answer, unmeasured) of RunState. They are computed again only if a trace has grown."""
+        """Return (measured, answer, unmeasured) of RunState. Compute them again only if a trace has grown."""
         now = sizes(self.path / "traces")
         if not any(name.endswith(".trace") for name in now):
             off = config.get("settings", {}).get("trace") == "off"
@@ -126,14 +127,14 @@ class Watcher:
             (measured,) = measure_runs([run], own_schedule)
             self._measured = measured, answer_of(measured.diagnosis), ""
         except RunError:
-            # The run's files are being made, or moved away because the run resumes.
+            # The run is just making its files, or moving them away because it resumes.
             self._measured = None, None, "no traced step is complete on all ranks yet"
         self._sizes = now
         return self._measured
 
 
 class Positions:
-    """Finds the rank that delays the others, by the positions that nodes write every few seconds (dist/watch)."""
+    """Finds the rank that delays the others, from the positions that nodes write every few seconds (dist/watch)."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -168,7 +169,7 @@ class Positions:
 class Times:
     """Times of a run, from its own records and from the modification times of its files.
 
-    made, left: steps of this start of the run; left is None if their number is unknown. step_s: the median of the last
+    made, left: steps made in this start of the run and steps left, None if unknown. step_s: the median of the last
     steps, if possible without the first ones, which compile. pace_s: seconds per step, including validations and
     checkpoints. logged_s: from the beginning of this start to its last line in the log. silent_s: since that line, for
     a live run. waiting_s: since the beginning, for a start that has made no step.
@@ -210,14 +211,14 @@ class Times:
             pace_s=pace_s,
             logged_s=logged_s,
             silent_s=max(0.0, beaten - logged) if beaten and logged else 0.0,
-            waiting_s=max(0.0, beaten - holder) if beaten and holder else None,  # the clocks may be of two machines
+            waiting_s=max(0.0, beaten - holder) if beaten and holder else None,  # times may come from two clocks
         )
 
     def elapsed_s(self) -> float | None:
         return self.waiting_s if self.logged_s is None else self.logged_s + self.silent_s
 
     def remaining_s(self) -> float | None:
-        """Estimate the seconds of the remaining steps, with validations and checkpoints as often as so far."""
+        """Estimate the seconds of the remaining steps, with validations and checkpoints at the rate so far."""
         return None if self.left is None or self.pace_s is None else self.left * self.pace_s
 
     def stall(self) -> str:

@@ -1,8 +1,8 @@
-"""One screen about a run: words and blocks that need no colours.
+"""One screen about a run, readable without colours.
 
-From the top: the run and its progress, the verdict, the loss, each rank's step, each node's ports. If the screen is too
-small for all, it shows those that the verdict names, then the ranks that compute longest and the nodes with the fullest
-ports. The curve gets the lines that are left.
+From the top: the run and its progress, the verdict, the loss, each rank's step, each node's port. If not all ranks and
+nodes fit on the screen, those that the verdict names come first, then the ranks that compute longest and the nodes with
+the busiest ports. The loss curve gets the remaining lines.
 """
 
 from collections.abc import Callable
@@ -22,15 +22,15 @@ from traces.read.waits import STATES
 from traces.units import bytes_text, count_text, duration_text, mfu_text, seconds_text, short_ms
 from traces.verdict.summary import wait_table
 
-# In lines.
+# Numbers of lines.
 LEAST_CURVE = 4
 MOST_CURVE = 30
 MOST_VERDICT = 4
 MOST_STALL = 2
 BAR = 20  # columns of a bar beside numbers
-WIDE = 120  # columns from which ranks and ports stand beside each other
+WIDE = 120  # columns at which ranks and ports fit side by side
 GAP = 3  # columns between ranks and ports
-ALIKE = 0.1  # rates in and out that differ less are shown as one
+ALIKE = 0.1  # rates in and out are shown as one if they differ by less
 PARTS = ("computes", "moves", "waits", "other")
 
 
@@ -159,7 +159,7 @@ def rank_rows(state: RunState) -> list[RankRow]:
 
 
 def slowest_rank(rows: list[RankRow], state: RunState) -> tuple[int, float] | None:
-    """Return (rank, excess as a share) of a rank that clearly computes longer than others of its stage, or None."""
+    """Return (rank, relative excess) of a rank that clearly computes longer than others of its stage, or None."""
     compute = [row.parts[0] if row.parts[0] > 0 else np.nan for row in rows]
     found = slowest(compute, [stage for (stage,) in state.measured.run.places_in("stage")])
     if not found or found["slowest_excess"] < STANDS_OUT:
@@ -187,7 +187,7 @@ def _ranks(state: RunState, rows: list[RankRow], columns: int, room: int, glyphs
 
 
 def _fitting(rows: list, room: int, weight: Callable, place: Callable) -> list:
-    """Return the `room` heaviest rows, at least one, in the order of their places."""
+    """Return the `room` heaviest rows, at least one, in their original order."""
     return sorted(sorted(rows, key=weight, reverse=True)[: max(1, room)], key=place)
 
 

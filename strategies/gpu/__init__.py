@@ -1,1 +1,1 @@
-"""Join a model on a GPU and a strategy whose exchange buffers are elsewhere: copies, casts, AdamW."""
+"""Connect a model on a GPU to a strategy with separate exchange buffers: copies, casts, AdamW."""

@@ -1,7 +1,7 @@
-"""Bridges between the model's arrays on a GPU and the float32 exchange buffers of a strategy, wherever those lie.
+"""Bridges between the model's arrays on a GPU and the float32 exchange buffers of a strategy, wherever those are.
 
-The training loop uses a bridge as a strategy. It copies final gradients over before it tells the strategy, and new
-parameters back before the model uses them. If both sides are the same arrays there is no bridge.
+The training loop uses a bridge as its strategy. The bridge copies final gradients to the exchange buffers before it
+tells the strategy, and new parameters to the model before their use. If model and strategy share arrays, none is used.
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ class FlatPair:
 
 
 class Bridge:
-    """Stands between the model and a strategy with arrays of its own. model, exchanged: the FlatPairs on either side.
+    """Connects the model to a strategy that has separate arrays. model, exchanged: the FlatPairs of either side.
 
-    rounded: the parameters of a bfloat16 model, whose own part the updates write (gpt2/rounding.py), or None.
+    rounded: the bfloat16 model's parameters, of which updates write this rank's part (gpt2/rounding.py), or None.
     """
 
     def __init__(self, strategy, model: FlatPair, exchanged: FlatPair, tracer, rounded: RoundedParameters | None):
@@ -32,12 +32,12 @@ class Bridge:
         self.exchanged = exchanged
         self.tracer = tracer
         self.rounded = rounded
-        self.there = {}  # {place: the range whose new parameters the model has}
+        self.there = {}  # {place: the range whose new parameters the model has there}
         slots = exchanged.parameters if isinstance(exchanged.parameters, Slots) else None
-        self.place_of = None if slots is None else slots.slot_of  # None: each range has a place of its own
+        self.place_of = None if slots is None else slots.slot_of  # None: each range has its own place
 
     def __getattr__(self, name):
-        """Pass on everything else to the strategy."""
+        """Forward all other attributes to the strategy."""
         return getattr(self.strategy, name)
 
     def before_use(self, start, stop):
@@ -64,7 +64,7 @@ class Bridge:
 
 
 class CastingBridge(Bridge):
-    """Both sides are on the GPU, the model's in bfloat16: casts, queued on one stream."""
+    """Both sides are on the GPU, the model in bfloat16: casts, queued on one stream."""
 
     def gradients_final(self, start, stop):
         self.exchanged.gradients[start:stop][:] = self.model.gradients[start:stop]
@@ -77,10 +77,10 @@ class CastingBridge(Bridge):
 class HostBridge(Bridge):
     """The exchange buffers are in host memory: gradients are copied down during backward, parameters up before use.
 
-    The strategy is told that gradients are final when their copy has landed. `progress` tests for that, and only
-    `update` waits. A strategy that does not keep gradients also gathers parameters, and all ranks must start their
-    exchanges in one order. So it is told at fixed moments: of a range when the next one is final, of the last one at
-    once. From then on the range's place in host memory and on the GPU may be written again.
+    The strategy learns that gradients are final when their copy is complete. `progress` tests for that; only `update`
+    waits. A strategy that does not keep gradients also gathers parameters, and all ranks must start their exchanges in
+    the same order. So it learns at fixed moments that a range is final: when the next range is final, and for the last
+    range at once. From then on the range's place in host memory and on the GPU may be overwritten.
     """
 
     def __init__(self, strategy, model: FlatPair, exchanged: FlatPair, tracer, rounded, staging: HostStaging):
@@ -94,11 +94,11 @@ class HostBridge(Bridge):
 
     def before_use(self, start, stop):
         if self.place_of is not None:
-            wait(self.last_upload)  # the next gather writes into this place in host memory
+            wait(self.last_upload)  # the next gather overwrites this place in host memory
         super().before_use(start, stop)
 
     def _bring(self, start, stop):
-        # A place of its own is free after the work queued before the update, a shared place after the work queued now.
+        # A range's own place is free after the work queued before the update, a shared place after the work queued now.
         is_free = self.before_update if self.place_of is None else self.staging.computed()
         host = self.exchanged.parameters[start:stop]
         if self.rounded is None:
@@ -114,7 +114,7 @@ class HostBridge(Bridge):
             self._make_room()
         copy = self.staging.out(self.model.gradients[start:stop], self.exchanged.gradients[start:stop])
         self.on_the_way.append((start, stop, copy))
-        if start == 0 and not self.traits.keeps_gradients:  # the next backward writes into this place first
+        if start == 0 and not self.traits.keeps_gradients:  # the next backward overwrites this place first
             self._make_room()
 
     def _make_room(self):
@@ -133,7 +133,7 @@ class HostBridge(Bridge):
         return super().update(lr)
 
     def _land(self) -> bool:
-        """Tell the strategy which gradients have landed. Return whether any have."""
+        """Tell the strategy which copies of gradients are complete. Return whether any were."""
         count = len(self.on_the_way)
         while self.on_the_way and self.on_the_way[0][2].Test():
             start, stop, _ = self.on_the_way.pop(0)
@@ -141,7 +141,7 @@ class HostBridge(Bridge):
         return len(self.on_the_way) < count
 
     def _land_all(self):
-        """Wait until all gradients have landed; exchanges that have started move on meanwhile."""
+        """Wait until all copies of gradients are complete; meanwhile advance exchanges that have started."""
         pauses = Pauses()
         while self.on_the_way:
             if self._land():

@@ -1,4 +1,4 @@
-"""AdamW on a GPU for parameters and gradients in host memory: each update copies chunks up and down."""
+"""AdamW on a GPU for parameters and gradients in host memory: each update copies chunks to the GPU and back."""
 
 import numpy as np
 
@@ -9,9 +9,9 @@ from dist.waiting import wait
 class StagedAdamW:
     """gpt2.optimizer.AdamW of a range [start, stop) whose parameters and gradients lie in host memory.
 
-    Moments and float32 masters stay on the GPU. Each update sends gradients up and parameters down in chunks: while one
-    is updated, the next goes up and the last comes down. new_adamw(start, stop): an AdamW on the GPU. Call allocate()
-    before the first update.
+    Moments and float32 masters stay on the GPU. Each update copies gradients to the GPU and parameters back in chunks:
+    while one chunk is updated, the next is copied to the GPU and the last one back. new_adamw(start, stop) returns an
+    AdamW on the GPU. Call allocate() before the first update.
     """
 
     def __init__(self, new_adamw, staging: HostStaging, start: int, stop: int):
@@ -44,7 +44,7 @@ class StagedAdamW:
         return [moments for optimizer in self._optimizers for moments in optimizer.moments()]
 
     def update(self, parameters, gradients, lr: float, gradient_scale: float | None) -> None:
-        """Update as AdamW does. The masters are sent up once: `parameters` must be what the last update left."""
+        """Update as AdamW does. Only the first call copies `parameters` to the GPU: change them only through update."""
         if gradient_scale is None:
             return
         staging = self._staging

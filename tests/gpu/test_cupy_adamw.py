@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from gpt2.config import GPT2Config
-from gpt2.kernels import load_kernels
+from gpt2.kernels import bind, load_kernels
+from gpt2.kernels import cupy as cupy_kernels
 from gpt2.kernels.cupy import launch
 from gpt2.optimizer import AdamW, AdamWSettings
 from gpt2.parameters import Layout
@@ -16,6 +17,13 @@ from tests.gpu.cuda_shim.memory import to_bfloat16, widen
 RANDOM = np.random.default_rng(3)
 SEED = 17
 LAYOUT = Layout(GPT2Config(n_layer=1, n_head=1, n_embd=8, context=5, vocab_size=250))
+
+
+@pytest.fixture
+def kernels(shim):
+    kernels = bind(cupy_kernels, shim)
+    kernels.empty = lambda shape: np.zeros(shape, np.float32)
+    return kernels
 
 
 def rounded(shim, values, seed, step=1, first=0):

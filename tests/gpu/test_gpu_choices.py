@@ -126,7 +126,7 @@ def test_what_auto_takes(comm, trainer, monkeypatch, capsys):
     trainer.run("--share-gpus", peak=(), gpus=1)
     assert trainer.config["peak"] == {"tflops": [4, 4], "source": "datasheet of shim, dense bfloat16"}
     assert trainer.config["settings"]["transport"] == "gpu-aware"
-    assert "NCCL wants a GPU for each rank" in trainer.config["transport_why"]
+    assert "NCCL needs a GPU for each rank" in trainer.config["transport_why"]
     monkeypatch.setattr(transports, "says_gpu_aware", lambda: (False, "this test"))
     trainer.run(nccl=False)
     assert trainer.config["settings"]["transport"] == "host"
@@ -149,9 +149,9 @@ def test_auto_tries_strategies_between_gpus(comm, trainer, capsys):
         trainer.run(*auto, *flags, world=world, **machine)
         settings, printed = trainer.config["settings"], capsys.readouterr().out
         assert settings["transport"] == transport, flags
-        takes = f"--strategy auto takes {settings['strategy']}{' with overlap' * settings['overlap']}: "
+        takes = f"--strategy auto chose {settings['strategy']}{' with overlap' * settings['overlap']}: "
         assert comm.rank or takes in printed, printed
-        between = "in a trial between GPUs, which the cost model does not know: "
+        between = "in a trial between GPUs, which the cost model does not cover: "
         assert comm.rank or (between in printed) == (transport != "host")
         if tried and comm.rank == 0:
             (text,) = (line.split(between)[1] for line in printed.splitlines() if between in line)

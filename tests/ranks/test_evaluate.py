@@ -403,4 +403,8 @@ def test_one_line_for_all_ranks(comm, files, monkeypatch, capsys, name):
     monkeypatch.chdir(folder)
     Path("cut.bin").write_bytes(Path("choices.bin").read_bytes()[:-20])
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
-    assert words in refusal_of_all(comm, capsys, evaluate.main)
+
+    def run():
+        evaluate.evaluate(evaluate.parse(), start_world(mistakes=(UserError,)))
+
+    assert words in refusal_of_all(comm, capsys, run)

@@ -84,8 +84,8 @@ def test_auto_and_the_benchmark_try_it(comm, shared_path, monkeypatch, capsys):
         train(start_world(), shared_path / own.stem, "--strategy", f"auto:{own}", *SHAPE)
         lines = capsys.readouterr().out.splitlines()
         if comm.rank == 0:
-            said = next(line for line in lines if line.startswith("--strategy auto takes "))
-            assert bool(messages) or f"and {own};" in said.partition(", corrected by a trial of ")[2]
+            said = next(line for line in lines if line.startswith("--strategy auto chose "))
+            assert bool(messages) or f"and {own} (" in said.partition(", corrected by a trial of ")[2]
             assert str(own) in said
     flags = ["--strategies", f"{own},ring", "--bytes", "1MB", "--repeat", "1"]
     monkeypatch.setattr(sys, "argv", ["bench_exchange.py", *flags])

@@ -114,7 +114,7 @@ def test_a_default_run_goes_on_as_it_chose(comm, runs, capsys, monkeypatch):
     chosen = {name: config["settings"][name] for name in ("strategy", "overlap")}
     assert chosen == {name: config["auto"][name] for name in chosen}
     printed = capsys.readouterr().out
-    assert comm.rank or printed.count(f"--strategy auto takes {chosen['strategy']}") == 1
+    assert comm.rank or printed.count(f"--strategy auto chose {chosen['strategy']}") == 1
     for where, world in (("same", nodes), ("other", runs.world)):
         runs.interrupted("whole", where)
         capsys.readouterr()

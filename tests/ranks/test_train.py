@@ -316,9 +316,9 @@ def test_auto_takes_a_strategy_and_says_why(comm, shared_path, capsys):
     chosen = json.loads((run / "config.json").read_text())["settings"]["strategy"]
     assert "bfloat16" in STRATEGIES[chosen].traits.wires
     printed = capsys.readouterr().out
-    assert comm.rank or printed.count("--strategy auto takes ") == 1
-    why = "one rank exchanges nothing" if comm.size == 1 else "it makes a step "
-    assert comm.rank or f"--strategy auto takes {chosen}: {why}" in printed
+    assert comm.rank or printed.count("--strategy auto chose ") == 1
+    why = "one rank exchanges nothing" if comm.size == 1 else "predicted "
+    assert comm.rank or f"--strategy auto chose {chosen}: {why}" in printed
     assert comm.rank or " trial" not in printed
 
 

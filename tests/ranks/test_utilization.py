@@ -117,7 +117,8 @@ def test_what_a_run_says(comm, shared_path, capsys):
     assert config["peak"] == {"tflops": [None] * (world.size > 1) + [0.25] * workers, "source": "--peak-tflops"}
     for line in log(shared_path / "told"):
         assert line["mfu"] == pytest.approx(line["tokens_per_s"] * FLOPS_PER_TOKEN / (0.25e12 * workers), rel=1e-12)
-    table = f"peak          {0.25 * workers} TFLOP/s of {workers} ranks (--peak-tflops): MFU's 100%\n"
+    ranks = f"{workers} rank{'s' * (workers > 1)}"
+    table = f"peak          {0.25 * workers} TFLOP/s for {ranks} (--peak-tflops) = 100% MFU\n"
     assert world.rank or table in capsys.readouterr().out
 
 

@@ -183,7 +183,7 @@ def test_what_is_not_known_is_not_predicted(tmp_path, harm, said):
     assert found["evidence"]["model"]["predicted_step_s"] is None
     assert said in found["evidence"]["model"]["own_unknown"]
     json.dumps(found, allow_nan=False)
-    assert f"its own step is not predicted: {found['evidence']['model']['own_unknown']}" in as_text(found)
+    assert f"this run's step is not predicted: {found['evidence']['model']['own_unknown']}" in as_text(found)
 
 
 @pytest.mark.parametrize("damage", [{"batch_size": "x"}, {"tensor_parallel": 0}, {"pipeline_schedule": "interleaved"}])
@@ -202,7 +202,7 @@ def test_copies_on_one_node_are_not_predicted(tmp_path):
 def test_reports_say_it_in_words(tmp_path):
     folder = cut_run(tmp_path / "run")
     found = diagnose(read_run(folder))
-    said = "its own step is predicted to take"
+    said = "this run's step, predicted from its stages' compute times: "
     assert f"not predicted: several ranks share a model; advise.py --from-run {folder} --global-batch" in as_text(found)
     assert said in as_text(found)
     assert found["advice"] == []
@@ -212,7 +212,7 @@ def test_the_table_of_strategies_refuses_in_one_line_that_says_what_to_use(tmp_p
     folder = cut_run(tmp_path / "run")
     result = run("--from-run", str(folder))
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert "4 ranks share a model, and this table is of whole ones: add --global-batch 32" in result.stderr
+    assert "4 ranks share a model, but this table needs a whole model per rank: add --global-batch 32" in result.stderr
 
 
 def test_a_cut_run_says_what_other_cuts_would_take(tmp_path):

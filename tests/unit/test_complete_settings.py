@@ -36,7 +36,7 @@ def test_what_is_left_open_follows_from_the_rest():
     [
         (["--split-documents", "--train-data", "a.bin"], "--split-documents without --text"),
         (["--context", "16", "--seq-len", "17"], "--seq-len is 17, expected at most the model's context, 16"),
-        (["--global-batch-size", "12"], "--global-batch-size 12, expected a multiple of 8, what --batch-size 4 comes"),
+        (["--global-batch-size", "12"], "--global-batch-size 12, expected a multiple of 8, the sequences of"),
         (["--global-batch-size", "16", "--grad-accum", "2"], "--global-batch-size 16 with --grad-accum"),
         (["--tokens", "300", "--steps", "3"], "--tokens with --steps, which decides it too: leave one of them out"),
         (["--tokens", "1T", "--batch-size", "1", "--context", "16"], "--tokens 1000000000000 is 31250000000 steps of"),

@@ -200,7 +200,7 @@ def test_mfu_stands_where_it_is_known_and_of_what(run_folder, tmp_path):
     [
         ({"commit": "0123456789abcdef", "dirty": False}, "5 nodes, commit 0123456789</h1>"),
         ({"commit": "0123456789abcdef", "dirty": True}, "5 nodes, commit 0123456789 with changes</h1>"),
-        ({"commit": "0123456789abcdef", "dirty": None}, "5 nodes, commit 0123456789, changes not known</h1>"),
+        ({"commit": "0123456789abcdef", "dirty": None}, "5 nodes, commit 0123456789, changes unknown</h1>"),
         ({"commit": None, "dirty": None, "version": "0.1.0"}, "5 nodes, version 0.1.0</h1>"),
         (None, "5 nodes</h1>"),
     ],

@@ -196,6 +196,6 @@ def test_the_table_shows_limits(monkeypatch):
     assert lines[0].split()[-3:] == ["in", "cores", "memory"]
     assert [line.split()[-4:] for line in lines[1:]] == [["1gbit", "0.4", "600", "MB"]] * 2
     assert crowd_line(Limits(1.0), 2) == []
-    assert crowd_line(Limits(1.1), 2) == ["2 hosts of 1.1 cores share this machine's 2: they will hold each other up"]
+    assert crowd_line(Limits(1.1), 2) == ["2 hosts of 1.1 cores share this machine's 2: they will slow each other down"]
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(7)))
     assert crowd_line(Limits(0.28), 25) == [], "rounding or not"

@@ -69,12 +69,12 @@ def test_what_is_printed(made, capsys):
     said = capsys.readouterr().out
     assert "cn03's port carries 10" in said
     lines = said[said.index("starts ") :].splitlines()
-    assert lines[0] == "starts      3; all above is about start 3, --start K selects another"
+    assert lines[0] == "starts      3; the lines above describe start 3; --start K selects another"
     assert lines[1].startswith("            1: steps 1 to 30 on 9 ranks, ")
     assert " a step: rank 5 on cn03 computes " in lines[1]
     assert lines[2].endswith("the port of cn03 is slow in, and every exchange waits for it")
     assert diagnose.main([str(made), "--start", "2"]) == 0
-    assert "about start 2" in capsys.readouterr().out
+    assert "describe start 2" in capsys.readouterr().out
 
 
 def test_a_start_that_is_not_there(run, capsys):
@@ -87,7 +87,7 @@ def test_a_start_that_is_not_there(run, capsys):
     (run / "earlier-traces" / "to-step-00000060" / "config.json").write_text("{")
     assert read_run(run, start=2).ranks[0].records["step"].max() == 70
     assert diagnose.main([str(run)]) == 0
-    assert capsys.readouterr().out.count("its traces are not there") == 2
+    assert capsys.readouterr().out.count("no usable traces") == 2
     assert diagnose.main([str(run), "--start", "3"]) == 2
     assert capsys.readouterr().err.startswith("diagnose.py: error: ")
 
@@ -137,7 +137,7 @@ def test_of_many_starts_the_last_ones_are_judged_by_the_ends_of_their_traces(mad
     answer = verdict.diagnose(read(made))
     assert asked == [(3, 40_000)]
     assert [row["kind"] for row in answer["evidence"]["starts"][:2]] == [None, "slow-link"]
-    assert "starts      the last 2 of 3; all above is about start 4" in verdict.as_text(answer)
+    assert "starts      the last 2 of 3; the lines above describe start 4" in verdict.as_text(answer)
 
 
 def test_pictures_of_a_start_are_of_its_steps_and_lie_apart(made, monkeypatch):

@@ -172,4 +172,4 @@ def test_each_start_s_steps_ranks_and_seconds():
     assert found == [(1, 1, 3, 2), (3, 4, 10, 1)], "from an older checkpoint: nothing is left of the second start"
     (row,) = starts_of({"ranks": [{}, {}]}, [{"step": 7}])
     assert row == {"start": 1, "first": 7, "last": 7, "ranks": 2, "step_s": None}
-    assert start_text(row | {"headline": None}) == "1: steps 7 to 7 on 2 ranks: its traces are not there"
+    assert start_text(row | {"headline": None}) == "1: steps 7 to 7 on 2 ranks: no usable traces"

@@ -1,10 +1,10 @@
 """Export to Chrome's trace event JSON for Perfetto (ui.perfetto.dev); gzipped if the name ends in .gz.
 
 A process is a node, a thread a rank, both counted from 1 (0 is the operating system's idle process there). Slices nest
-as step > phase > wait, transfer. Ranks that share models are named by their places and sorted by replica, stage and
+as step > phase > wait, transfer. Ranks that share models are named after and sorted by their replica, stage and
 shard. Each node has a counter of its ports' MB/s. Times are microseconds from the run's start, with three decimals.
 
-Format: "Trace Event Format" (Chromium), and Perfetto's importers/json.
+Format: "Trace Event Format" (Chromium), and Perfetto's source, importers/json.
 """
 
 import json
@@ -17,7 +17,7 @@ from traces.export.spans import RankSpans, lay_out
 from traces.read.runs import Run
 from traces.record.phases import COMPUTE, COPY, EXCHANGE, NAMES, PHASES, PIPELINE
 
-# The order of events of equal time: the outer slice comes first.
+# The order of simultaneous events: the outer slice comes first.
 STEP, PHASE, WAIT, TRANSFER, RATE = range(5)
 MOVES = (*EXCHANGE, *PIPELINE, *COPY)
 CATEGORY_OF = dict.fromkeys(COMPUTE, "compute") | dict.fromkeys(EXCHANGE, "exchange") | dict.fromkeys(COPY, "copy")
@@ -84,7 +84,7 @@ def _phases(rank: RankSpans, spans: np.ndarray, arguments: tuple[str, ...]) -> L
 
 
 def _timed(rank: RankSpans, order: int, about: list[str], start, end, values=(), kinds=None) -> Lines:
-    """Return slices from `start` to `end` (ns). about: templates of the rest of an event, with places for values."""
+    """Return slices from `start` to `end` (ns). about: templates of an event's other fields, which values fill."""
     who = f'"pid":{rank.place["node"] + 1},"tid":{rank.place["rank"] + 1}'
     templates = [f',\n{{"ph":"X",{who},"ts":%d.%03d,"dur":%d.%03d,{text}}}' for text in about]
     return Lines(start, order, templates, (*divmod(start, 1000), *divmod(end - start, 1000), *values), kinds)

@@ -1,4 +1,4 @@
-"""The MPI collectives by which other tools show our exchanges, and their sizes."""
+"""The MPI collectives as which other tools show our exchanges, and the bytes that each rank sends and receives."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class ExportedCollective:
     """An MPI collective, and the part of the vector that a rank sends and receives.
 
     "none", "all", "share" (1/N), "root" (all on the root, none elsewhere), "others" (none on the root, all elsewhere).
-    number: Extrae's. operation, role: OTF2's names.
+    number: of the collective in Extrae. operation, role: its names in OTF2.
     """
 
     label: str
@@ -21,7 +21,7 @@ class ExportedCollective:
     role: str
 
     def sizes(self, bytes: np.ndarray, at_root: bool, ranks: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the (sent, received) bytes of a rank. bytes: of the calls' vectors; ranks: how many take part."""
+        """Return the (sent, received) bytes of a rank. bytes: of each call's vector; ranks: how many take part."""
         parts = {"none": 0 * bytes, "all": bytes, "share": bytes // ranks}
         parts["root"] = parts["all" if at_root else "none"]
         parts["others"] = parts["none" if at_root else "all"]
@@ -38,7 +38,7 @@ REDUCE_SCATTER = ExportedCollective(
 )
 COLLECTIVES = (BCAST, BARRIER, REDUCE, ALLREDUCE, ALLGATHER, REDUCE_SCATTER)
 
-# (without a root, with one). A reduce without a root reduces a slice to each rank: MPI's reduce-scatter.
+# {phase: (without a root, with a root)}. Without a root, a reduce reduces a slice to each rank: MPI's reduce-scatter.
 COLLECTIVE_OF = {
     "reduce": (REDUCE_SCATTER, REDUCE),
     "bcast": (ALLGATHER, BCAST),

@@ -1,4 +1,4 @@
-"""Merge millions of text lines of many kinds by time, and write them.
+"""Merge millions of text lines of many kinds in the order of time, and write them.
 
 Lines are formatted in windows of time: one string of templates and one tuple of numbers for all lines of a window. That
 is as fast as Python gets, and memory does not grow with the file.
@@ -29,7 +29,7 @@ class Lines:
     """Lines sorted by time. Line i is templates[kinds[i]] % (values[0][i], values[1][i], ...).
 
     times: (n,) int64. order: 0 .. HIGHEST_ORDER; among lines of equal time, lower ones come first. kinds: (n,) indices
-    of templates; None for a single one. values: (n,) integer arrays, as many as each template takes.
+    of templates; None if there is only one. values: (n,) integer arrays, as many as a template has placeholders.
     """
 
     times: np.ndarray
@@ -40,7 +40,7 @@ class Lines:
 
 
 def write_merged(file, sources: list[Lines]) -> None:
-    """Write all lines to a text file, by time."""
+    """Write all lines to a text file, in the order of time."""
     sources = [source for source in sources if len(source.times)]
     templates = [template for source in sources for template in source.templates]
     bases = np.cumsum([0, *(len(source.templates) for source in sources)])
@@ -57,7 +57,7 @@ def write_merged(file, sources: list[Lines]) -> None:
 
 
 def _window_edges(sources: list[Lines]) -> np.ndarray:
-    """Return edges of windows of about LINES_AT_ONCE lines, by the times of the source with the most lines."""
+    """Return edges of time windows with about LINES_AT_ONCE lines each, judged by the source with the most lines."""
     total = sum(len(source.times) for source in sources)
     longest = max((source.times for source in sources), key=len)
     inner = longest[np.linspace(0, len(longest), total // LINES_AT_ONCE + 1, endpoint=False).astype(int)[1:]]

@@ -33,7 +33,7 @@ COUNTED = {
     "stalled": ("port_xmit_wait of the node's ports", "ticks"),
 }
 MESSAGES = {"send": "MPI_Send", "recv": "MPI_Recv"}
-# The order of events of equal time.
+# The order of simultaneous events.
 PHASE_ENDS, STEP_ENDS, STEP_BEGINS, PHASE_BEGINS = range(4)
 
 
@@ -156,7 +156,7 @@ class RankEvents:
         ranks = self._groups.members[number - WORLD]
         root = int(span["root"])
         sent, received = collective.sizes(span["bytes"], root == self._number, len(ranks))
-        # MPI counts the root among the ranks of its communicator.
+        # MPI numbers the root within its communicator.
         counted_root = otf2.CollectiveRoot.NONE.value if root < 0 else ranks.index(root)
         operation = getattr(otf2.CollectiveOp, collective.operation)
         self._events.mpi_collective_end(

@@ -4,7 +4,7 @@ The run is one application, a rank is a task with one thread on a CPU of its own
 nanoseconds from the run's start. A phase is a state and an event 90000001. An exchange is also the corresponding MPI
 collective, with Extrae's numbers, over the ranks that take part and with the collective's sizes, so that BSC's
 configurations and tools work. Messages between stages and the synchronization of replicated parameters (lend,
-borrow) are states and phases only. Time in no phase is Others inside a step, Idle outside.
+borrow) are states and phases only. Time outside all phases is Others within a step, else Idle.
 
 Format: Paraver's utils/traceparser, Extrae's src/merger/paraver. Numbers and names of MPI's events: Extrae's
 src/tracer/wrappers/MPI/mpi_events, MPI_EventEncoding.h and src/merger/paraver/labels.c.
@@ -21,7 +21,7 @@ from traces.export.spans import WORLD, Communicators, RankSpans, Spans, communic
 from traces.read.runs import Run
 from traces.record.phases import COMPUTE, COPY, EXCHANGE, NAMES, PHASES, PIPELINE
 
-# The order of records of equal time.
+# The order of simultaneous records.
 PHASE_ENDS, STEP_ENDS, RUN_BEGINS, STEP_BEGINS, PHASE_BEGINS, STATE, RATE, RUN_ENDS = range(8)
 
 # Types of events: Extrae's for MPI, our own from 90000000 on.
@@ -82,7 +82,7 @@ THREAD_FUNC         State As Is
 
 
 def export(run: Run, path) -> list[Path]:
-    """Write the three files, and return their paths. path: of the .prv or .prv.gz, or without the ending."""
+    """Write the three files, and return their paths. path: the .prv or .prv.gz file, or its name without the ending."""
     path = Path(path)
     base = path.with_name(path.name.removesuffix(".gz").removesuffix(".prv"))
     prv = path if path.name.endswith(".prv.gz") else base.with_name(base.name + ".prv")
@@ -133,7 +133,7 @@ def _sources(spans: Spans, cpus: dict[int, int], groups: Communicators) -> list[
 
 
 def _event(who: str, *types: int, fixed: str = "") -> str:
-    """Return an event line's template, with places for its time and a value of each type. fixed: text after them."""
+    """Return an event line's template, with placeholders for time and values. fixed: text after these."""
     return f"2:{who}:%d" + "".join(f":{number}:%d" for number in types) + f"{fixed}\n"
 
 
@@ -165,7 +165,7 @@ def _states(who: str, rank: RankSpans, end: int) -> list[Lines]:
 
 
 def _gaps(rank: RankSpans, end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (start, end, whether in a step) of the time in no phase, from 0 to `end`, cut at the edges of steps."""
+    """Return (start, end, whether in a step) of the time outside all phases up to `end`, cut at steps' edges."""
     inner = [spans[edge] for spans in (rank.phases, rank.steps) for edge in ("start", "end")]
     edges = np.unique(np.concatenate([[0, end], *inner]))
     start = edges[:-1]
@@ -197,7 +197,7 @@ def _phases(who: str, rank: RankSpans, groups: Communicators) -> list[Lines]:
 
 
 def _mpi_entries(who: str, rank: int, calls: np.ndarray, groups: Communicators) -> Lines:
-    """Make one template for each kind of call: by its phase, whether it has a root, and whether that is this rank."""
+    """Make a template for each kind of call: its phase, whether it has a root, and whether this rank is the root."""
     has_root = calls["root"] >= 0
     is_root = calls["root"] == rank
     kinds, which = np.unique(np.stack([calls["phase"], has_root, is_root], axis=1), axis=0, return_inverse=True)

@@ -32,8 +32,8 @@ class RankSpans:
 class Spans:
     """All ranks of the job in order, also those without a trace. end: the run's last moment, ns from its start.
 
-    counted: by node, two arrays of COUNTERS: the counters from 0 on, and their rates, bytes/s (stalled: ticks/s) from
-    `time` until the next entry's; the last rate is 0.
+    counted: for each node, two arrays of COUNTERS: the counters, beginning at 0, and their rates in bytes/s (stalled:
+    ticks/s), each from its `time` to that of the next entry; the last rate is 0.
     """
 
     ranks: list[RankSpans]
@@ -65,7 +65,7 @@ def lay_out(run: Run) -> Spans:
 class Communicators:
     """The groups in which ranks meet, counted from 1. The first one is WORLD; there are others if ranks share a model.
 
-    members: the ranks of each group. of: by rank that has a trace, (phases,) its group in each phase.
+    members: the ranks of each group. of: for each rank with a trace, (phases,) its group in each phase.
     """
 
     members: list[list[int]]
@@ -73,7 +73,7 @@ class Communicators:
 
 
 def communicators(run: Run) -> Communicators:
-    """Return the run's groups, each of them once."""
+    """Return the run's groups, without repetitions."""
     numbers = groups(run)
     ranks = np.array(run.rank_numbers)
     members = [list(range(run.ranks[0].identity["ranks"]))]
@@ -88,7 +88,7 @@ def communicators(run: Run) -> Communicators:
 
 
 def _places(run: Run) -> list[dict]:
-    """Return every rank's place: from config.json, or from the traces if config.json is lost and no trace is.
+    """Return every rank's place: from config.json; from the traces if only config.json is missing.
 
     title: the rank's name. row: its position among the ranks, counted from 0.
     """
@@ -126,7 +126,7 @@ def _with_the_last(steps: np.ndarray, phases: np.ndarray) -> np.ndarray:
 
 
 def _counted(samples: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a node's counters from 0 on, and their rates. A counter that restarts has not grown meanwhile."""
+    """Return a node's counters, beginning at 0, and their rates. Where a counter restarts, assume no growth."""
     counts = samples.copy()
     for name in COUNTERS.names[1:]:
         counts[name] = np.cumsum(np.maximum(0, np.diff(samples[name], prepend=samples[name][:1])))

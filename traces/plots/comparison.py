@@ -19,12 +19,12 @@ LABEL_CHARACTERS = 22  # left of a horizontal bar
 UNDER_BAR = 14  # characters of a line under a bar
 BAR_INCHES = 0.34
 GAP_INCHES = 0.30
-# A run with rounds has a higher row: a thinner bar, and below it a circle for each round on a line.
+# A run with rounds has a higher row: a thinner bar, and below the bar a line with a circle for each round.
 ROW_INCHES = 0.46
 BAR_HEIGHT = 0.54
 BAR_RISE = 0.14
 ROUNDS_FALL = 0.28
-# Shorter parts of a bar have no number, or no edge: fractions of the longest bar.
+# Parts of a bar get no number, or no edge, if they are shorter than these fractions of the longest bar.
 NUMBERED = 0.045
 EDGED = 0.02
 
@@ -96,9 +96,9 @@ def _write_speed(axes, place: int, one: TimedRun, height: float) -> None:
 def draw_comparison(measured: list[TimedRun]) -> Figure:
     """Draw all runs, the slowest first, bars and timelines on the same time axis."""
     ranked = [figures["label"] for figures in from_slow_to_fast([one.figures for one in measured])]
-    # Runs that exchange nothing, a yardstick, come last.
+    # Runs that exchange nothing come last: they are a yardstick for the others.
     measured = sorted(measured, key=lambda one: ranked.index(one.label) if one.label in ranked else len(ranked))
-    # Ranks that exchange nothing drift apart, so that their steps have no common time axis.
+    # Ranks that exchange nothing drift apart, so their steps have no common time axis.
     stepped = [one for one in measured if one.figures["exchanges"]] or measured
     cuts = [parts(one.figures) for one in measured]
     lanes = [lanes_of(one, one.times.representative(), 1) for one in stepped]
@@ -167,7 +167,7 @@ def _bar_label(figures: dict) -> str:
 
 
 def _speed_text(figures: dict, ranked: list[dict], runs: list[dict]) -> str:
-    """Return the run's speed and its ratio to the slowest run's. In a tie the ratio may be noise, and is left out."""
+    """Return the run's speed and its ratio to the slowest run, left out in a tie, where it may be noise."""
     text = speed_text(figures, runs).removesuffix(" a step")
     is_proven = figures in ranked and (figures not in (best := fastest(runs)) or len(best) == 1)
     ratio = slowness(ranked[0], runs) / slowness(figures, runs) if is_proven else 1.0

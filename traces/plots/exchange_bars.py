@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 from traces.plots import look
 from traces.units import count_text, short_ms
 
-ROW_INCHES = 0.235  # a bar
+ROW_INCHES = 0.235  # of a bar
 BETWEEN_INCHES = 0.75  # around the bars of one size
 # A full Ethernet frame of 1514 bytes carries 1448 bytes of data; the rest is headers, TCP's time stamps included.
 HEADERS = 1.045
@@ -27,7 +27,7 @@ def draw(report: dict) -> Figure:
     sizes = [(size, _from_fast_to_slow(size)) for size in report["sizes"]]
     heights = [ROW_INCHES * len(contenders) for _, contenders in sizes]
     is_bounded = report["sizes"][-1]["bound_s"] is not None
-    # Bytes are drawn where there is a bound to compare them with.
+    # Draw bytes only if there is a bound to compare them with.
     columns = {"ncols": 2, "width_ratios": (2.2, 1)} if is_bounded else {}
     handles = _handles([one for _, contenders in sizes for one in contenders.values()])
     inches = sum(heights) + BETWEEN_INCHES * len(sizes)
@@ -65,7 +65,7 @@ def finding(report: dict) -> str:
 
 
 def _alike(size: dict) -> dict[str, dict]:
-    """Return the contenders that do equal work (whole exchanges in float32) from fast to slow; without any, all."""
+    """Return the contenders that do equal work (whole exchanges in float32) from fast to slow; if none do, all."""
     ranking = _from_fast_to_slow(size)
     return {name: one for name, one in ranking.items() if one["whole"] and one["wire"] == "float32"} or ranking
 

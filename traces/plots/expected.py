@@ -1,8 +1,8 @@
 """Plots of several runs beside their expected results.
 
-Scaling, of runs of growing size: tokens per second against ranks, with perfect scaling from the smallest run as a line,
-and POP's parallel efficiency of each run with its losses to load balance, serialization and transfer. Model: each run's
-measured exchange against the cost model's.
+Scaling: tokens per second against the number of ranks, with a line for perfect scaling from the smallest run; and each
+run's POP parallel efficiency, with its losses to load balance, serialization and transfer. Model: each run's measured
+exchange time against the prediction of the cost model.
 """
 
 import math
@@ -70,7 +70,7 @@ def _draw_rates(axes, measured: list[TimedRun]) -> None:
 
 
 def _apart(rates: list[float]) -> list[float]:
-    """Return those of the ascending rates whose labels do not overlap."""
+    """Return the rates, out of these ascending ones, whose labels do not overlap."""
     kept = rates[:1]
     for rate in rates[1:]:
         if rate >= LEAST_TICK_RATIO * kept[-1]:

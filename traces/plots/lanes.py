@@ -16,14 +16,14 @@ from traces.read.runs import Run
 from traces.record.phases import COMPUTE, INDEX, PHASES, STEP
 from traces.verdict.summary import TimedRun
 
-# More spans than this would make a vector picture of megabytes: they are drawn as pixels in it.
+# More spans than this are drawn as pixels: as vectors they would take megabytes.
 MOST_VECTOR_SPANS = 4000
-# Narrower spans (of the picture's width) show no hatching, which is slow to draw.
+# Spans narrower than this fraction of the picture have no hatching, which is slow to draw.
 NARROWEST_HATCHED = 0.003
-# Lower lanes (in inches) have no gaps.
+# Lanes lower than this, in inches, have no gaps between them.
 LOWEST_WITH_GAP = 0.06
-NUMBER_POINTS = 20  # room for a rank's number between its lane and the node's name
-LANE_INCHES = 0.32  # room for microbatch numbers, if lanes are few
+NUMBER_POINTS = 20  # space for a rank's number between its lane and the node's name
+LANE_INCHES = 0.32  # high enough for microbatch numbers, if lanes are few
 LETTER_INCHES = 0.068
 MOST_NUMBERS = 1000
 
@@ -49,7 +49,7 @@ class Lanes:
         """The parts that are drawn, for the legend."""
         found = {PHASES[index] for index in np.unique(self.phase)}
         has_bubble = self.bubble.any()
-        # After a bubble, ranks enter a collective microseconds apart: that is not visible.
+        # After a bubble, ranks enter a collective microseconds apart: such waits are too short to see.
         seen = NARROWEST_HATCHED * self.length if has_bubble else 0.0
         found |= {"waiting"} if (self.wait - self.bubble > seen).any() else set()
         return found | ({"bubble"} if has_bubble else set())
@@ -95,7 +95,7 @@ def draw_lanes(axes: Axes, lanes: Lanes, ranks: int, lane_inches: float) -> None
 
     for name in PHASES:
         chosen = lanes.phase == INDEX[name]
-        # Neighbouring compute phases get an edge, which separates them in a grey print. Tensor-parallel sums cut them
+        # Neighbouring compute phases get an edge, which separates them in greyscale. Tensor-parallel sums cut them
         # into pieces so small that only edges would be visible.
         has_edge = name in COMPUTE and is_high and "tensor" not in lanes.parts
         edge = {"edgecolor": "white", "linewidth": 0.5} if has_edge else {"linewidth": 0}
@@ -127,7 +127,7 @@ def label_lanes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool 
 def label_nodes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool = False) -> None:
     """Write rank numbers and node names left of the lanes, as many as fit; draw bands behind every other node's lanes.
 
-    hosts: name the hosts, too.
+    hosts: also name the hosts.
     """
     identities = [trace.identity for trace in measured.run.ranks]
     nodes = [identity["node"] for identity in identities]
@@ -163,7 +163,7 @@ def _node_text(identity: dict, hosts: bool) -> str:
 
 
 def lane_height(ranks: int, most: float) -> float:
-    """Return a lane's inches: 0.2, or less so that all ranks fit into `most`."""
+    """Return a lane's height in inches: 0.2, or less if all ranks would not fit into `most`."""
     return min(0.2, most / ranks)
 
 
@@ -196,7 +196,7 @@ def label_places(axes: Axes, run: Run, lane_inches: float) -> None:
 def number_microbatches(axes: Axes, measured: TimedRun, first: int, count: int) -> None:
     """Write each microbatch's number, counted from 1, into its forward and its backward where the bar is wide enough.
 
-    For `count` steps from index `first` of the measured steps. The axes' limits must be set.
+    Covers `count` measured steps from index `first`. Set the limits of the axes first.
     """
     times = measured.times
     run = measured.run

@@ -1,8 +1,8 @@
 """Shared by all plots: colours with a fixed meaning, the page around a picture, saving.
 
-The colours are Okabe and Ito's, for colour-blind readers. Neighbours in time also differ in lightness, and waiting is
-hatched, for grey prints. A page has title, subtitle, legend, picture and footnote. Matplotlib's constrained layout
-finds the picture's margins.
+The colours are by Okabe and Ito, for colour-blind readers. Neighbours in time also differ in lightness, and waiting is
+hatched, so figures are readable in greyscale. A page has title, subtitle, legend, picture and footnote. Matplotlib's
+constrained layout finds the picture's margins.
 """
 
 import re
@@ -115,7 +115,7 @@ def page(width: float, inches: float, title: str, subtitle: str = "", legend=(),
 
 
 def _write_line(figure: Figure, text: str, bottom: float, size: float, **style) -> None:
-    """Write a line from the left edge, with letters of that size or smaller ones that fit."""
+    """Write a line from the left edge, in letters of this size, or smaller ones if it would not fit."""
     width = figure.get_figwidth()
     letter = 0.63 if "weight" in style else 0.55  # mean width of bold and plain letters, relative to their size
     size = min(size, (width - 0.3) * 72 / (letter * max(len(text), 1)))
@@ -123,9 +123,9 @@ def _write_line(figure: Figure, text: str, bottom: float, size: float, **style) 
 
 
 def _draw_legend(figure: Figure, handles: list, inches: float) -> None:
-    """Draw the legend in one row, `inches` below the figure's top, with letters that fit."""
+    """Draw the legend in one row, `inches` below the figure's top, in letters small enough to fit."""
     width, height = figure.get_size_inches()
-    # In letters; a patch and the gaps around it take five.
+    # In letters; a patch and its gaps take five.
     length = sum(len(handle.get_label()) + 5 for handle in handles)
     size = min(8.5, 8.5 * 15.2 * width / length)
     figure.legend(
@@ -135,7 +135,7 @@ def _draw_legend(figure: Figure, handles: list, inches: float) -> None:
 
 
 def note(axes, text: str, at: tuple, points: tuple[float, float], **style):
-    """Write text so many `points` from a place, also outside the axes. style: as for axes.annotate."""
+    """Write text at a distance in `points` from a place, also outside the axes. style: as for axes.annotate."""
     return axes.annotate(text, at, points, textcoords="offset points", annotation_clip=False, **style)
 
 
@@ -148,7 +148,7 @@ def draw_colours(axes, image, unit: str) -> None:
 
 
 def median_note(measured: list[TimedRun]) -> str:
-    """Return a note for the footnote: the numbers of rounds and steps of the medians."""
+    """Return a note for the footnote: over how many rounds and steps medians were taken."""
     steps = [(one.figures["steps"], one.figures["warm_up_dropped"]) for one in measured]
     texts = [f"median of {count_text(kept, 'step')} after {dropped} of warm-up" for kept, dropped in steps]
     rounds = max(len(one.figures.get("rounds", [])) for one in measured)

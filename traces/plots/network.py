@@ -25,7 +25,7 @@ RATE_STYLE = {"color": look.INK, "linestyle": (0, (3, 2)), "linewidth": 1.1}
 MARK_STYLE = {"marker": "D", "color": "white", "markeredgecolor": look.INK, "linestyle": "", "markersize": 4.5}
 DECADES = 3
 MOST_TICKS = 12
-MOST_WITH_NUMBERS = 8  # nodes; cells of more have no room for numbers
+MOST_WITH_NUMBERS = 8  # nodes; with more, cells are too small for numbers
 
 
 def draw_ports(measured: TimedRun, traffic: NodeTraffic, links: list[dict], sent: dict | None = None) -> Figure:
@@ -58,7 +58,7 @@ def draw_ports(measured: TimedRun, traffic: NodeTraffic, links: list[dict], sent
 
 
 def _ports(bars: dict, room: dict | None) -> tuple[str, str]:
-    """Describe the range of the nodes' bytes both ways, and the fullest port."""
+    """Describe the range of the nodes' bytes in both directions, and the fullest port."""
     text = " and ".join(f"{_range(bars[way])} {way}" for way in WAYS)
     text = f"a node's port passes {text}, a step"
     if room is None or not all((room[way] > 0).all() for way in WAYS):
@@ -74,7 +74,7 @@ def _range(megabytes: np.ndarray) -> str:
 
 
 def draw_messages(measured: TimedRun, matrix: np.ndarray, nodes: list[int]) -> Figure:
-    """Draw messages. matrix: (N, N) bytes from rank (row) to rank (column). nodes: of each rank."""
+    """Draw messages. matrix: (N, N) bytes from rank (row) to rank (column). nodes: each rank's node."""
     between = node_matrix(matrix, nodes)
     highest = max(matrix.max(), between.max(), 1) * 1e-6
     norm = LogNorm(highest / 10**DECADES, highest)

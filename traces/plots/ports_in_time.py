@@ -20,7 +20,7 @@ AXIS_INCHES = 0.45
 
 
 def draw(exchanges: list[dict], facts: dict) -> Figure:
-    """Draw exchanges: name, `seen` (a caption), bytes, seconds, bound_s, piece_s, and `used` of each.
+    """Draw exchanges, each with name, `seen` (a caption), bytes, seconds, bound_s, piece_s and `used`.
 
     used: (pieces, nodes, in/out) fraction of a port's rate, in pieces of piece_s seconds. facts: mpi_library, machine,
     ranks, and the ports' rate in bytes/s.

@@ -1,6 +1,6 @@
 """Plots of the ranks. Which rank is slow, and when? What does each rank wait for?
 
-Ranks: maps of ranks and steps, one of computing and one of waiting. Waits: a bar for each rank, its median step split
+draw_map: two heatmaps, rank by step: compute time and waiting time. draw_waits: one bar per rank, its median step split
 into computing, moving data and each kind of waiting.
 """
 
@@ -16,14 +16,14 @@ from traces.units import short_ms
 from traces.verdict.summary import TimedRun, wait_table
 from traces.verdict.titles import title_lines
 
-MOST_COLUMNS = 400  # more steps are averaged: a picture has no more columns
+MOST_COLUMNS = 400  # with more steps than this, neighbouring steps are averaged into one column
 LEAST_SCALE_MS = 0.01
-# {state: (label, colour, hatching)}; they differ in a grey print, too.
+# {state: (label, colour, hatching)}; still distinguishable in greyscale.
 STATE_STYLE = {
-    "late_broadcast": ("until the broadcast's root came", "#E4E4E4", "//////"),
-    "early_reduce": ("before any part of the sum was there", "#FBFBFB", "......"),
-    "late_sender": ("for the last part of the sum", "#D0D0D0", "xxxxx"),
-    "wait_at_nxn": ("for the last rank of all", "#F0F0F0", "\\\\\\\\"),
+    "late_broadcast": ("for the root to enter the broadcast", "#E4E4E4", "//////"),
+    "early_reduce": ("as root for the first sender", "#FBFBFB", "......"),
+    "late_sender": ("for a late sender", "#D0D0D0", "xxxxx"),
+    "wait_at_nxn": ("for the last rank to enter a collective", "#F0F0F0", "\\\\\\\\"),
 }
 PLAIN = {"data": look.COLOUR["data"], "computing": look.BLUE, "copies": look.PURPLE, "transfer": look.VERMILLION}
 
@@ -47,7 +47,7 @@ def draw_map(measured: TimedRun) -> Figure:
 
 
 def _range(milliseconds: np.ndarray) -> tuple[str, str]:
-    """Return the smallest and the largest positive number; a server computes nothing."""
+    """Return the smallest and the largest positive number. A server computes nothing, so its 0 is left out."""
     some = milliseconds[milliseconds > 0] if (milliseconds > 0).any() else milliseconds
     return short_ms(some.min(), 3), short_ms(some.max(), 3)
 
@@ -55,7 +55,7 @@ def _range(milliseconds: np.ndarray) -> tuple[str, str]:
 def _draw_panel(axes, measured: TimedRun, table: np.ndarray, text: str, lane: float) -> None:
     steps = measured.times.steps
     columns = average_columns(table[:, lane_order(measured.run)])
-    # A stall of a second must not turn everything else into one colour, nor microseconds of waiting look like much.
+    # The cap keeps one long stall from flattening other colours; the minimum, microseconds from looking large.
     highest = max(float(np.quantile(columns, 0.995)), LEAST_SCALE_MS)
     image = axes.imshow(
         columns.T, aspect="auto", interpolation="nearest", cmap="cividis", vmin=0, vmax=highest,

@@ -20,7 +20,7 @@ from traces.verdict.titles import title_lines
 LANE_INCHES = 0.3
 MOST_INCHES = 9.0
 LANE_PART = 0.84  # of a lane's height; the rest separates it from the next one
-MOMENTS = 2000  # at which slices under way are counted
+MOMENTS = 2000  # points in time at which active slices are counted
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def draw(measured: TimedRun) -> Figure | None:
 
 
 def under_way(calls: StepCalls) -> float:
-    """Return the mean number of slices under way on some rank, while there are any; reduces and broadcasts apart."""
+    """Return the mean number of slices in progress at once, while there are any; reduce and bcast count separately."""
     moments = np.linspace(calls.start.min(), calls.end.max(), MOMENTS)
     active = np.zeros(MOMENTS)
     for root, kind in {*zip(calls.root.tolist(), calls.kind.tolist(), strict=True)}:

@@ -1,7 +1,7 @@
 """Plot of every rank's phases in a few steps around the representative one, and of the ports' rates below.
 
 Who waits for whom, and is a port full then? A port's lane shows its node's rate in (upwards) and out (downwards)
-beside its link's rate. Of a pipeline, one step is drawn with the numbers of the microbatches.
+beside its link's rate. For a pipeline, one step is drawn, with microbatch numbers.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from traces.verdict.summary import TimedRun
 from traces.verdict.titles import title_lines
 
 STEPS = 3
-TOO_LONG = 1.5  # a window of steps is too long if it lasts so many times the shortest window
+TOO_LONG = 1.5  # a window of steps is too long if it lasts this many times as long as the shortest
 PORT_INCHES = 0.34
 MOST_PORTS = 16  # more lanes would be too thin; the plot of ports shows all nodes
 
@@ -54,7 +54,7 @@ def draw(measured: TimedRun) -> Figure:
 def _window(measured: TimedRun, most: int = STEPS) -> tuple[int, int]:
     """Return (index of the first step, number of steps): at most `most` consecutive ones near the representative step.
 
-    The representative step is in the middle, unless the window would have a very long step, beside which others vanish.
+    The representative step is in the middle, unless the window would have a step so long that others vanish.
     """
     steps = measured.times.steps
     seconds = measured.times.step_seconds
@@ -117,7 +117,7 @@ def _rates(records: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, dict[
 
 
 def _full_scale(measured: TimedRun, begin: int, end: int) -> float:
-    """Return the rate that fills half a lane: the fastest link's, or without links the highest rate."""
+    """Return the rate that fills half a lane: that of the fastest link, or without links the highest rate."""
     rates = [link[way] for link in measured.run.links.values() for way in WAYS]
     if not rates:
         reached = [_rates(one.records, begin, end)[1] for one in _shown_ports(measured)]

@@ -12,7 +12,7 @@ from traces.verdict.summary import TimedRun
 MOST_COLUMNS = 800  # more steps are drawn as minimum, mean and maximum of neighbouring steps
 FEW_STEPS = 20  # fewer points get markers: a line of one step would be invisible
 START = 0.05  # the first fraction of the steps, in which an untrained model's loss falls
-SPIKE = 10  # norms with a maximum of so many medians are drawn on a logarithmic scale
+SPIKE = 10  # the scale of norms is logarithmic if their maximum is more than this many medians
 # (field of log.jsonl, label of the axis, unit, colour), from top to bottom.
 PANELS = (
     ("loss", "loss\n(nats)", 1, look.BLUE),
@@ -41,7 +41,7 @@ def draw(measured: TimedRun) -> Figure:
         for axes, (name, label, _, colour, values) in zip(grid, panels, strict=True):
             if name == "grad_norm":
                 _draw_points(axes, [row for row in log if "skipped" in row], "grad_norm", "x", "skipped")
-                values = np.where(is_skipped, np.nan, values)  # these are crosses, and not part of the mean
+                values = np.where(is_skipped, np.nan, values)  # drawn as crosses instead, and not part of the mean
             known = np.isfinite(values)
             if known.any():
                 _draw_panel(axes, name, steps[known], values[known], colour, restarts)
@@ -124,7 +124,7 @@ def _draw_points(axes, rows: list[dict], name: str, marker: str, label: str) -> 
 
 
 def _label_first(axes, restarts: dict[int, int], steps: np.ndarray) -> None:
-    """Write "restart" beside the first restart's line, on the side that has more room."""
+    """Write "restart" beside the first restart's line, on the side with more space."""
     if restarts:
         step = min(restarts)
         is_late = step > (steps[0] + steps[-1]) / 2

@@ -1,6 +1,6 @@
 """Measure a run's steps: seconds by step, rank and phase, and whether they add up.
 
-Only steps that are complete on every rank count, after the warm-up.
+Only steps after the warm-up that are complete on every rank count.
 """
 
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class StepTimes:
 
 
 def measure(run: Run, warm_up: int = WARM_UP_STEPS) -> StepTimes:
-    """Measure a run's steps. Leave out the first `warm_up` traced steps where enough others remain."""
+    """Measure a run's steps. Leave out the first `warm_up` traced steps if enough others remain."""
     steps, start, end = _complete_steps(run)
     dropped = warm_up if len(steps) >= warm_up + FEWEST_STEPS else 0
     steps = steps[dropped:]
@@ -96,7 +96,7 @@ def _cells(records: np.ndarray, steps: np.ndarray, start: np.ndarray, end: np.nd
 
 
 def sum_by_cell(cells: list[np.ndarray], amounts: list[np.ndarray], steps: int) -> np.ndarray:
-    """Sum the amounts of the ranks' records into an (S, ranks, P) table. cells: theirs, as in StepTimes."""
+    """Sum the amounts of the ranks' records into an (S, ranks, P) table. cells: of these records, as in StepTimes."""
     size = steps * len(NAMES)
     sums = [np.bincount(cell, amount, size + 1)[:size] for cell, amount in zip(cells, amounts, strict=True)]
     return np.stack([one.reshape(steps, len(NAMES)) for one in sums], axis=1)
@@ -105,8 +105,8 @@ def sum_by_cell(cells: list[np.ndarray], amounts: list[np.ndarray], steps: int) 
 def rates(run: Run, times: StepTimes) -> dict[str, float | bool | None]:
     """Return tokens per second and per step, and MFU as a fraction: medians of the log over the measured steps.
 
-    None: the log lacks it (MFU alone where no peak was known). "peak_underestimated": some step exceeded the peak, and
-    the fastest step counts as an MFU of 1.
+    None: the log lacks the number (only MFU, if no peak was known). "peak_underestimated": a step exceeded the peak, so
+    the rate of the fastest step counts as 100% MFU.
     """
     kept = set(times.steps.tolist())
     rows = [row for row in run.log if row["step"] in kept and "tokens_per_s" in row and "step_s" in row]

@@ -1,4 +1,4 @@
-"""POP's efficiencies of a run: the share of its time that is useful computing, and the causes of the rest.
+"""POP's efficiencies of a run: the share of its time spent in useful computation, and the causes of the rest.
 
 Definitions: the POP Centre of Excellence's standard metrics for parallel performance (co-design.pop-coe.eu/metrics).
 Forward, backward and update are useful. With u_i a rank's useful seconds, T the runtime and T_ideal the runtime on a
@@ -7,10 +7,10 @@ network that takes no time:
     load balance   mean(u) / max(u)          serialization   max(u) / T_ideal      transfer   T_ideal / T
     communication  serialization * transfer = max(u) / T     parallel   load balance * communication = mean(u) / T
 
-T is the sum of the steps, each the mean over ranks. The time from the first start to the last end would not do:
+T is the sum of the steps, each the mean over ranks. The time from the first start to the last end would be wrong:
 unless ranks are synchronized between steps, a rank begins its next step while others are still in this one.
 
-T_ideal comes from a replay of the recorded steps. Work between two exchanges takes as long as it did. An exchange lasts
+T_ideal comes from a replay of the recorded steps. Work between two exchanges takes its recorded time. An exchange lasts
 only until the ranks that it waits for have entered it, and a stage's receive until its sender enters the send.
 """
 
@@ -52,9 +52,9 @@ def efficiency(times: StepTimes, ideal_s: np.ndarray) -> Efficiency:
     useful_s = times.phase(*COMPUTE).sum(axis=0)
     mean = float(useful_s.mean())
     longest = float(useful_s.max())
-    # Ranks that exchange nothing drift apart: then the run is as long as the slowest one computes.
+    # Ranks that exchange nothing drift apart: then the run lasts as long as the slowest rank computes.
     runtime = max(float(times.step_seconds.sum()), longest)
-    # Replayed ranks begin each step together, which may take longer than the step did.
+    # Replayed ranks begin each step together, which can make the step longer than recorded.
     ideal = max(min(float(ideal_s.sum()), runtime), longest)
     lost_s = {"load_balance": longest - mean, "serialization": ideal - longest, "transfer": runtime - ideal}
     return Efficiency(
@@ -74,7 +74,7 @@ def ideal_runtimes(run: Run, times: StepTimes) -> np.ndarray:
     """Return (S,) seconds of each step if moving data took no time and all ranks began the step together."""
     calls = collect_calls(run)
     ranks = [_RankCalls(calls, times, place) for place in range(len(run.ranks))]
-    # Steps in which every rank makes the same calls are replayed together, with one array operation for a call.
+    # Steps in which every rank makes the same calls are replayed together, with one array operation per call.
     alike = defaultdict(list)
     for step in range(len(times.steps)):
         alike[tuple(tuple(rank.calls(step)) for rank in ranks)].append(step)
@@ -104,7 +104,7 @@ class _RankCalls:
         return self._calls[self.first[step] : self.first[step + 1]]
 
     def seconds(self, steps: list[int]) -> np.ndarray:
-        """Return (S, calls + 1) seconds of work before each call and after the last. steps: with equally many calls."""
+        """Return (S, calls + 1) seconds of work before, between and after calls. The steps have equally many calls."""
         count = self.first[steps[0] + 1] - self.first[steps[0]]
         own = self.records[self.first[steps][:, None] + np.arange(count)]
         begins = np.column_stack([self.start[steps], own["end"]])
@@ -122,7 +122,7 @@ class _Replayed:
         self.seconds = rank.seconds(steps)
         self.clock = self.seconds[:, 0]
         self.done = 0
-        # With the count of equal calls before it, a call is the same tuple on all ranks that meet in it.
+        # With the number of earlier equal calls, a call becomes the same tuple on all ranks that take part in it.
         seen = Counter()
         self.calls = []
         for *kind, is_awaited, waits in rank.calls(steps[0]):

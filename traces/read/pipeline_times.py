@@ -1,4 +1,4 @@
-"""The stages of a pipeline: how long each one computes for a microbatch, and how long it waits for which cause.
+"""The stages of a pipeline: how long each one computes for a microbatch, and how long it waits, by cause.
 
 With tau_s the seconds that stage s computes for a microbatch (exchanges between tensor-parallel shards included), m
 microbatches and p stages, a step takes (m-1) max tau + sum tau if messages take no time (Huang et al. 2019; Narayanan
@@ -25,15 +25,15 @@ from traces.record.phases import INDEX, NAMES, PIPELINE
 FORWARD = INDEX["forward"]
 BACKWARD = INDEX["backward"]
 BETWEEN_PASSES = [INDEX[name] for name in ("data", *PIPELINE)]
-BETTER = 0.95  # other layers are worth naming if the longest stage falls below this fraction
+BETTER = 0.95  # advise another division of the layers if it shortens the longest stage to less than this
 
 
 @dataclass(frozen=True)
 class PipelineTimes:
     """The times of a median step, in seconds.
 
-    tau_s: (p,) of a microbatch on each stage. wait_s: waiting for other stages of the replica, the mean over ranks.
-    layers: of each stage; () if unknown.
+    tau_s: (p,) for a microbatch on each stage. wait_s: waiting for other stages of the replica, mean over ranks.
+    layers: how many each stage has; () if unknown.
     """
 
     microbatches: int
@@ -65,7 +65,7 @@ class PipelineTimes:
         return dict(zip(("structure", "imbalance", "transfer"), np.diff(ends).tolist(), strict=True))
 
     def bubble(self, microbatches: int) -> float:
-        """Return the share of a step that equal stages would wait with so many microbatches."""
+        """Return the share of a step that equal stages would spend waiting with this many microbatches."""
         return (self.stages - 1) / (microbatches + self.stages - 1)
 
     def as_dict(self) -> dict:
@@ -79,7 +79,7 @@ class PipelineTimes:
 def pipeline_of(run: Run, times: StepTimes) -> PipelineTimes | None:
     """Measure the stages, medians over the steps. None without stages, or where a stage left no traces.
 
-    A stage's time is its median rank's: one slow rank does not make it a long stage.
+    A stage's time is the median of its ranks, so one slow rank does not make the stage long.
     """
     if run.mesh is None or run.mesh.stages == 1 or len(set(run.mesh.stage)) < run.mesh.stages:
         return None
@@ -99,7 +99,7 @@ def pipeline_of(run: Run, times: StepTimes) -> PipelineTimes | None:
 def bubbles_ns(run: Run, waits: list[np.ndarray]) -> list[np.ndarray]:
     """Return the ns at the start of each record that waited for the replica's other stages: per rank (n,) int64.
 
-    waits: of all waiting, as in StepTimes. Without stages all are 0.
+    waits: all waiting, as in StepTimes. Without stages all are 0.
     """
     records = np.concatenate([trace.records for trace in run.ranks])
     bounds = np.cumsum([len(one) for one in waits])
@@ -109,7 +109,7 @@ def bubbles_ns(run: Run, waits: list[np.ndarray]) -> list[np.ndarray]:
     own_end, replica_end = (_last_backwards(records, group) for group in (rank, run.mesh.replica[rank]))
     length = records["end"] - records["start"]
     waited = np.where(records["phase"] == INDEX["wait"], length, np.concatenate(waits))
-    # A rank that has done its backwards waits for its replica in the next phases; in "tensor", shards wait for shards.
+    # After its last backward, a rank waits for its replica in all phases but "tensor", where shards wait for shards.
     is_behind = (records["start"] >= own_end) & (records["phase"] != INDEX["tensor"])
     until_done = np.where(is_behind, np.clip(replica_end - records["start"], 0, waited), 0)
     return np.split(np.where(records["phase"] == INDEX["recv"], length, until_done), bounds[:-1])
@@ -168,10 +168,10 @@ def shortest_forwards(run: Run, times: StepTimes) -> np.ndarray:
 
 
 def stage_work(pipeline: PipelineTimes) -> tuple[float, np.ndarray] | None:
-    """Return seconds of a layer, and (p,) of a stage's other work for a microbatch. None where layers are unknown.
+    """Return, for a microbatch, seconds of a layer, and (p,) of each stage's other work. None if layers are unknown.
 
     A layer's time is taken from the median of the stages between the first, which has the embedding, and the last,
-    which has the head; of two stages, from the first.
+    which has the head; with two stages, from the first.
     """
     layers = np.array(pipeline.layers)
     tau = pipeline.tau_s
@@ -187,8 +187,8 @@ def stage_work(pipeline: PipelineTimes) -> tuple[float, np.ndarray] | None:
 def better_layers(pipeline: PipelineTimes, least_last: int) -> tuple[int, ...] | None:
     """Return the layers of each stage that make the longest stage shortest, by the measured seconds.
 
-    least_last: the fewest layers of the last stage; the others have at least one. None where the layers are unknown, or
-    where the run's own are about as good.
+    least_last: the fewest layers of the last stage; the others have at least one. None if the layers are unknown, or if
+    the run's own division is about as good.
     """
     work = stage_work(pipeline)
     if work is None:
@@ -196,7 +196,7 @@ def better_layers(pipeline: PipelineTimes, least_last: int) -> tuple[int, ...] |
     layer, beside = work
     layers = np.array(pipeline.layers)
     found = np.array([1] * (pipeline.stages - 1) + [least_last])
-    for _ in range(int(layers.sum() - found.sum())):  # each to the stage that is then the shortest; of equals, the last
+    for _ in range(int(layers.sum() - found.sum())):  # each layer to the shortest stage so far; among equals, the last
         then = (found + 1) * layer + beside
         found[len(then) - 1 - int(np.argmin(then[::-1]))] += 1
     if (found * layer + beside).max() > BETTER * (layers * layer + beside).max():

@@ -10,7 +10,7 @@ from traces.record.files import RUN_FORMAT, RunError
 
 
 class Gaps:
-    """Missing or damaged parts of a run. allowed: collect them in `found`; otherwise the first one is a RunError."""
+    """Missing or damaged parts of a run. allowed: collect them in `found`; otherwise the first one raises RunError."""
 
     def __init__(self, allowed: bool):
         self.allowed = allowed
@@ -29,7 +29,7 @@ class Gaps:
 def read_config(path, gaps: Gaps | None = None) -> dict:
     """Read config.json of a run folder, checked by schemas.check_config. RunError with one line.
 
-    Returns {} if `gaps` allows that it is missing or damaged. `path` must be a folder, and the format known.
+    Returns {} for a missing or damaged file if `gaps` allows it. `path` must be a folder, and the format known.
     """
     folder = Path(path)
     gaps = gaps or Gaps(allowed=False)
@@ -54,7 +54,7 @@ def read_log(path, gaps: Gaps | None = None, most_bytes: int | None = None) -> l
     """Read the rows of log.jsonl, sorted by step; the run need not have traces. RunError with one line.
 
     A torn last line is dropped. If a step was written twice (--resume), the later row counts. A null loss or norm
-    becomes nan. If `gaps` allows it, the log may be missing, and damaged lines are left out. most_bytes: as read_run's.
+    becomes nan. If `gaps` allows it, the log may be missing, and damaged lines are skipped. most_bytes: see read_run.
     """
     path = Path(path) / "log.jsonl"
     gaps = gaps or Gaps(allowed=False)

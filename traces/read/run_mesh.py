@@ -25,13 +25,13 @@ class RunMesh:
         return np.lexsort((self.shard, self.stage, self.replica))
 
     def name(self, place: int) -> str:
-        """Name the rank with this index, "replica 1 stage 0 shard 1", leaving out axes with one place."""
+        """Name the rank with this index, "replica 1 stage 0 shard 1", without axes that have only one place."""
         counts = {"replica": self.replicas, "stage": self.stages, "shard": self.shards}
         return " ".join(f"{axis} {getattr(self, axis)[place]}" for axis, count in counts.items() if count > 1)
 
 
 def mesh_of(identities: list[dict]) -> RunMesh | None:
-    """Build the mesh from checked identities. None where each rank has its own model, or where they disagree."""
+    """Build the mesh from checked identities. None if each rank has its own model, or if they disagree."""
     counts = identities[0].get("mesh")
     if counts is None or any(identity.get("mesh") != counts for identity in identities):
         return None

@@ -17,8 +17,8 @@ class Run:
     """A run folder in memory: config.json, the rows of log.jsonl sorted by step, and the traces by rank.
 
     counters: of each node that has them. missing: a sentence about each part that a crash or incomplete copy left out.
-    end_links: the links by node, measured after the last step. starts: as starts_of, of the whole run; all other fields
-    are of one start: the last one by default.
+    end_links: the links by node, measured after the last step. starts: all starts, from starts_of. All other fields
+    describe one start, by default the last.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class Run:
 
     @cached_property
     def links(self) -> dict[int, dict]:
-        """The links by node: latency_s, and bytes/s in, out and both ways at once.
+        """The links by node: latency_s, and bytes/s in, out and in both directions at once.
 
         Each number is the better of two probes, before and after the run: other traffic may make a link look slow, but
         nothing makes it look fast.
@@ -71,11 +71,11 @@ class Run:
 
     @cached_property
     def mesh(self) -> RunMesh | None:
-        """The mesh of ranks that share models; None where each rank has its own model."""
+        """The mesh of ranks that share models; None if each rank has its own model."""
         return mesh_of([trace.identity for trace in self.ranks])
 
     def places_in(self, *axes: str) -> list[tuple[int, ...]]:
-        """Return the numbers of each rank on these of run_mesh.AXES; 0 where it has a model of its own."""
+        """Return each rank's place on these axes of run_mesh.AXES; 0 if it has a model of its own."""
         return [tuple(trace.identity.get(axis, 0) for axis in axes) for trace in self.ranks]
 
     @property
@@ -100,7 +100,7 @@ def strategy_name(settings: dict) -> str:
 
 
 def label_of(settings: dict) -> str:
-    """Return the strategy's name, and its options that are not the default. settings: config.json's."""
+    """Return the strategy's name, and its options that differ from the defaults. settings: of config.json."""
     options = {
         "dedicated": settings.get("server") == "dedicated",
         "bfloat16": settings.get("wire") == "bfloat16",
@@ -110,10 +110,10 @@ def label_of(settings: dict) -> str:
 
 
 def read_run(path, allow_missing: bool = False, most_bytes: int | None = None, start: int | None = None) -> Run:
-    """Read a run folder. RunError with one line where something is missing or broken.
+    """Read a run folder. RunError with one line if something is missing or damaged.
 
     allow_missing: read a run even if parts are missing; RunError only if there is no trace, or if config.json
-    is another run's. most_bytes: read only part of longer files, about so many bytes each: the last steps of traces and
+    is from another run. most_bytes: of longer files, read only about this many bytes each: the last steps of traces and
     counters, and lines from all over the log (tails.py). start: of a resumed run, which start, counted from 1; None for
     the last one.
     """
@@ -139,7 +139,7 @@ def read_run(path, allow_missing: bool = False, most_bytes: int | None = None, s
 
 
 def _check_places(path: Path, config: dict, ranks: list[RankTrace]) -> None:
-    """Raise RunError where config.json and the traces disagree on the strategy, or on the places of the ranks."""
+    """Raise RunError if config.json and the traces disagree on the strategy, or on the places of the ranks."""
     places = config.get("ranks")
     strategy = config["settings"]["strategy"]
     for identity in (trace.identity for trace in ranks):
@@ -194,7 +194,7 @@ def _read_traces(
 
 
 def _with_calls(folder: Path, trace: RankTrace, end_clocks: dict[int, dict], gaps: Gaps, most_bytes) -> RankTrace:
-    """Add the rank's calls to its trace, where there is a file of them."""
+    """Add the rank's calls to its trace, if there is a file of them."""
     path = calls_path(folder, trace.identity["rank"])
     if not path.exists():
         return trace
@@ -213,7 +213,7 @@ def _with_calls(folder: Path, trace: RankTrace, end_clocks: dict[int, dict], gap
 def _read_all_counters(
     folder: Path, end_clocks: dict[int, dict], ranks: list[RankTrace], gaps: Gaps, most_bytes: int | None
 ) -> list[NodeCounters]:
-    """Read the counters of the nodes that have them. A run needs none, so that missing files are no gap."""
+    """Read the counters of the nodes that have them. Counters are optional, so missing files are no gap."""
     hosts = {trace.identity["node"]: trace.identity["host"] for trace in ranks}
     counters = []
     for path in sorted(folder.glob("node-*.counters")):

@@ -1,7 +1,7 @@
 """Check the JSON of a run folder when it is read, so that later code can rely on it.
 
 A dict of rules describes an object: the field's name, and the rule for its value. Fields without a rule may hold
-anything. Numbers are finite and in range, and names can be printed. All checks raise ValueError with half a line: the
+anything. Numbers are finite and in range, and names are printable. All checks raise ValueError with half a line: the
 field, its value, and the expected value.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 MOST_RANKS = 100_000  # five digits in the files' names
-LATEST_NS = 1 << 58  # nine years after the machine has started; the exports multiply times by eight
+LATEST_NS = 1 << 58  # nine years after the machine started; the exports multiply times by eight
 LARGEST = 1e15
 LARGEST_LOSS = 1e100
 LONGEST_NAME = 255
@@ -60,12 +60,12 @@ def _is_number(value) -> bool:
 
 
 def _is_name(value) -> bool:
-    """Return whether it is a name. Spaces would split a word in tables and exports; plots take $...$ for a formula."""
+    """Return whether it can be a name: spaces would split it in tables and exports; plots read $...$ as a formula."""
     return type(value) is str and 0 < len(value) <= LONGEST_NAME and value.isprintable() and not set(value) & set(" $")
 
 
 def _is_strategy(value) -> bool:
-    """Return whether it is a name, or the full path of the user's own Python file, whose file name is a name."""
+    """Return whether it is a name, or the full path of the user's Python file, whose file name is a name."""
     is_file = type(value) is str and value.endswith(".py") and len(value) <= LONGEST_PATH and value.isprintable()
     return _is_name(value.rpartition("/")[2].removesuffix(".py") if is_file else value)
 
@@ -119,7 +119,7 @@ SETTINGS = {
 }
 SIZES = ("n_layer", "n_head", "n_embd", "context", "vocab_size", "batch_size", "seq_len")
 SETTINGS |= dict.fromkeys((*SIZES, "tensor_parallel", "pipeline_parallel"), SIZE.or_none())
-# tflops: each rank's rate in 10**12 operations a second; null for a server, or instead of an unknown list.
+# tflops: each rank's rate in 10**12 operations a second; null for a server; null instead of the list if unknown.
 PEAK = {"tflops": number(0, LARGEST).or_none().listed().or_none(), "source": TEXT}
 # The version of the project's code; null if unknown.
 CODE = {"commit": TEXT.or_none(), "dirty": one_of(False, True, None), "version": TEXT.or_none()}
@@ -132,7 +132,7 @@ CONFIG = {
     "resumed_step": STEP_NUMBER.or_none(),
 }
 EARLIER = {"started": MOMENT, "resumed_step": STEP_NUMBER.or_none(), "ranks": RANKS}
-# These are null when a run has diverged, as JSON has no nan.
+# These are null when a run has diverged, because JSON has no nan.
 DIVERGING = dict.fromkeys(("loss", "val_loss", "grad_norm"), ANY_NUMBER.or_none())
 LOG_ROW = DIVERGING | {
     "step_s": POSITIVE,
@@ -153,7 +153,7 @@ LOG_ROW = DIVERGING | {
 
 
 def parse(text: bytes):
-    """Decode JSON in UTF-8. ValueError also where an object has a name twice."""
+    """Decode JSON in UTF-8. ValueError also if an object has a name twice."""
     try:
         return json.loads(text.decode(), object_pairs_hook=_without_doubles)
     except RecursionError:

@@ -13,7 +13,7 @@ MOST_COUNTED_PER_NS = 10_000  # 10 TB/s through a node's ports
 
 
 def check_records(records: np.ndarray, ranks: int) -> None:
-    """Check an array of files.RECORD: sorted by end, phases one after the other, steps around phases."""
+    """Check an array of files.RECORD: sorted by end, phases one after the other, steps enclosing phases."""
     step = records["step"]
     end = records["end"]
     _check_spans(records, ranks)

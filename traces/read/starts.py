@@ -1,9 +1,9 @@
-"""The starts of a run: the steps that each of them made, its number of ranks, and the folder of its traces.
+"""The starts of a run: the steps that each start made, its number of ranks, and the folder of its traces.
 
 A run that ends early resumes from a checkpoint. Steps after that checkpoint are made twice, and log.jsonl keeps the
 later ones (scripts/training/folder.py). So a start's steps go from its checkpoint to the next start's checkpoint. The
-traces of earlier starts lie in folders of EARLIER, each with its start's config.json. Starts are counted from 1. In
-all functions `config` is config.json.
+traces of earlier starts lie in folders of EARLIER, each with the config.json of that start. Starts are counted from 1.
+In all functions `config` is config.json.
 """
 
 import statistics
@@ -18,7 +18,7 @@ EARLIER = "earlier-traces"
 def restarts_of(config: dict) -> dict[int, int]:
     """Return {step: times}: the steps after which the run resumed, as far as the log still has steps before them.
 
-    times: more than 1 where a start made no checkpoint of its own.
+    times: how often it resumed there: more than once if a start made no checkpoint.
     """
     resumed = [one.get("resumed_step") for one in (*(config.get("earlier") or []), config)]
     found = {}
@@ -31,8 +31,8 @@ def restarts_of(config: dict) -> dict[int, int]:
 def starts_of(config: dict, log: list[dict]) -> list[dict]:
     """List the starts that have steps in the log: {"start", "first", "last", "ranks", "step_s"} each, in order.
 
-    first, last: its steps. ranks: how many. step_s: the median, without the first two steps if there are more, because
-    they compile; None if the log lacks it. log: the rows of log.jsonl, sorted by step.
+    first, last: its first and last step. step_s: the median duration of its steps, without the first two (compilation)
+    if there are more; None if the log lacks it. log: the rows of log.jsonl, sorted by step.
     """
     starts = [*(config.get("earlier") or []), config | {"ranks": len(config.get("ranks") or [])}]
     begun = [(one.get("resumed_step") or 0, one["ranks"]) for one in starts]
@@ -60,7 +60,7 @@ def number_of(config: dict) -> int:
 
 
 def folder_of(path: Path, config: dict, number: int) -> Path:
-    """Return the folder with the traces and the config.json of an earlier start. RunError where there is none."""
+    """Return the folder with the traces and the config.json of an earlier start. RunError if there is none."""
     if not 1 <= number <= number_of(config):
         raise RunError(f"{path} has no start {number}: expected 1 to {number_of(config)}, the last")
     kept = folders_of(path, config)

@@ -15,7 +15,7 @@ import numpy as np
 from traces.record.phases import INDEX, STEP
 
 LONGEST_HEADER = 1 << 20
-PIECES = 64  # of a long log, before its end
+PIECES = 64  # read from a long log before its end
 
 
 def open_regular(path):
@@ -33,7 +33,7 @@ def read_bytes(path) -> bytes:
 def read_records(path, record: np.dtype, parse_header, most_bytes: int | None = None) -> tuple[dict, np.ndarray, bool]:
     """Return parse_header(first line), the whole records after that line, and whether some were left out.
 
-    most_bytes: read only so many bytes of records, from the end of the file. OSError, and exceptions of parse_header.
+    most_bytes: read only this many bytes of records, from the end of the file. OSError, and exceptions of parse_header.
     """
     with open_regular(path) as file:
         line = file.readline(LONGEST_HEADER)
@@ -57,7 +57,7 @@ def from_a_whole_step(records: np.ndarray) -> np.ndarray:
 def read_lines(path, most_bytes: int | None = None) -> list[bytes]:
     """Read the complete lines of a file, in order, without newlines. OSError.
 
-    most_bytes: of a longer file, read about so many bytes, half of them from its end.
+    most_bytes: of a longer file, read about this many bytes, half of them from its end.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -80,12 +80,12 @@ def _whole_lines(file, start: int, length: int) -> list[bytes]:
 
 
 def sizes(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return size and time of change (ns) of each of a folder's files: equal if nothing was written. {}: no folder."""
+    """Return {name: (size, time of last change in ns)} of a folder's files, to detect writes; {} without a folder."""
     found = {}
     try:
         for entry in os.scandir(folder):
             status = entry.stat()
             found[entry.name] = status.st_size, status.st_mtime_ns
-    except OSError:  # a run that has no traces yet, or moves them away as it resumes
+    except OSError:  # the run has no traces yet, or moves them away while it resumes
         return {}
     return found

@@ -147,7 +147,7 @@ def _parse_header(path, kind: str, line: bytes) -> dict:
 
 
 def _move(records: np.ndarray, start: dict, end: dict | None) -> None:
-    """Move spans onto rank 0's clock, by to_rank_0."""
+    """Move spans onto rank 0's clock, with to_rank_0."""
     for name in ("start", "end"):
         records[name] = to_rank_0(records[name], start, end)
 

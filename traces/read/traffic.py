@@ -34,11 +34,11 @@ class NodeTraffic:
         return self.bytes_in if way == "in" else self.bytes_out
 
     def step_bytes(self, way: str) -> np.ndarray:
-        """Return (M,) median bytes of a step, between its phases too."""
+        """Return (M,) median bytes of a step, including bytes between its phases."""
         return np.median(self.of(way)[:, :, INDEX[STEP]], axis=0)
 
     def step_rate(self, way: str) -> np.ndarray:
-        """Return (M,) mean bytes/s over the steps, computing included: no port exceeds its rate for so long."""
+        """Return (M,) mean bytes/s over the steps, compute time included: no port exceeds its rate for so long."""
         return self.of(way)[:, :, INDEX[STEP]].sum(axis=0) / self.seconds[:, :, INDEX[STEP]].sum(axis=0)
 
     def exchange_rate(self, way: str) -> np.ndarray:
@@ -46,7 +46,7 @@ class NodeTraffic:
         exchange = [INDEX[name] for name in EXCHANGE]
         total = self.of(way).sum(axis=0)[:, exchange]
         seconds = self.seconds.sum(axis=0)[:, exchange]
-        # Phases of microseconds (a sum of one number) catch bytes of the phases around them.
+        # Phases of microseconds (a sum of one number) are credited with bytes of neighbouring phases.
         long_enough = seconds >= 0.02 * self.seconds[:, :, INDEX[STEP]].sum(axis=0)[:, None]
         return np.where(long_enough, total / np.maximum(seconds, 1e-12), 0.0).max(axis=1)
 
@@ -78,7 +78,7 @@ def hidden_share(traffic: NodeTraffic) -> np.ndarray:
 
 
 def hidden_exchange_s(times: StepTimes, traffic: NodeTraffic | None) -> float | None:
-    """Return the median seconds of a step's exchange that are hidden behind computing; None without counters.
+    """Return the median seconds of a step's exchange that are hidden behind compute; None without counters.
 
     Assumes that a hidden byte takes as long as a byte of the visible exchange: the exchange phases without waiting for
     late ranks, on the rank where they take longest.

@@ -6,15 +6,15 @@ share a model exchange gradients with those that hold the same model shard, and 
 (`groups`). A message between pipeline stages is matched like a broadcast of its sender to its receiver: the third
 receive from rank 1 in step 17 belongs to rank 1's third send to that rank, and waits until the send begins.
 
-The wait states are Scalasca's:
+The wait states have Scalasca's names:
 
     late_broadcast   in a bcast, all but the root wait until the root enters
     early_reduce     the root of a reduce waits until the first other rank enters: the root was early
-    late_sender      then the root waits until the last rank enters: that rank is late. Also the wait for a message
-    wait_at_nxn      where all wait for all (allreduce, reduce_scatter, allgather, the sums of "wait"), until the last
+    late_sender      the root then waits until the last rank enters, which is late. Waits for messages also count here
+    wait_at_nxn      in other collectives (allreduce, allgather, ..., sums of "wait"), all wait for the last to enter
 
-The other ranks of a reduce send and leave: all their time is transfer. Of the ranks that it needs, a rank waits for the
-last to enter (early_reduce: the first, with whose data the root could have begun).
+The other ranks of a reduce send and leave: all their time is transfer. A rank waits for the last of the ranks that it
+needs (early_reduce: for the first, whose data would let the root begin).
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from traces.record.phases import BETWEEN_TWO, EXCHANGE, INDEX, NAMES, PIPELINE
 STATES = ("late_broadcast", "early_reduce", "late_sender", "wait_at_nxn")
 # The phases in which groups of ranks meet.
 SYNCHRONIZING = (*(name for name in EXCHANGE if name not in BETWEEN_TWO), "wait")
-# Ranks that are equal on these axes are a phase's group; in all other phases of EXCHANGE, on "part" and "stage".
+# In these phases, ranks with equal places on these axes form a group; in others of EXCHANGE, on "part" and "stage".
 ALIKE = {"tensor": ("copy", "stage"), "lend": ("copy", "stage"), "norm": ("copy",), "wait": ()}
 ALIKE |= dict.fromkeys(BETWEEN_TWO, ("copy", "part"))
 _MEETS = np.isin(np.arange(len(NAMES)), [INDEX[name] for name in (*SYNCHRONIZING, *PIPELINE)])
@@ -38,9 +38,9 @@ _SEND, _RECV = (INDEX[name] for name in PIPELINE)
 class Calls:
     """All ranks' calls in which they meet others, C of them, rank after rank.
 
-    records: (C,) RECORD. place: (C,) index of the rank in run.ranks. index: (C,) the record's index among its rank's.
+    records: (C,) RECORD. place: (C,) index of the rank in run.ranks. index: (C,) the record's index in its trace.
     phase, root, group: (C,) int64, equal in the calls of one collective. For a message: "recv", its sender, its
-    receiver. is_awaited: (C,) bool, others wait until this call begins. waits: (C,) bool, it waits for those.
+    receiver. is_awaited: (C,) bool, others wait until this call begins. waits: (C,) bool, this call waits for those.
     """
 
     records: np.ndarray
@@ -69,7 +69,7 @@ class Calls:
         order = np.argsort(self.records["start"] if last else -self.records["start"], kind="stable")
         order = order[self.is_awaited[order]]
         found = np.full(collective.max(initial=-1) + 1, -1)
-        found[collective[order]] = order  # the last assignment to an index stays
+        found[collective[order]] = order  # the last assignment to an index wins
         return np.where(found[collective] < 0, np.arange(len(collective)), found[collective])
 
     def until_ns(self, others: np.ndarray) -> np.ndarray:
@@ -122,7 +122,7 @@ class WaitStates:
     """All waits longer than 0 ns, W of them.
 
     step: (W,) step number. place, cause: (W,) index in run.ranks of the rank that waited, and of the one it waited for.
-    index: (W,) of the record in which it waited among its rank's. state: (W,) index into STATES. nanoseconds: (W,).
+    index: (W,) of the record with the wait, in the rank's trace. state: (W,) index into STATES. nanoseconds: (W,).
     """
 
     step: np.ndarray

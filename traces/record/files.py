@@ -4,21 +4,21 @@ rank-00000.trace, one file for each rank: a line of JSON, "\\n", then records of
 `format` and `version`; `identity` (rank, ranks, node, host, local_rank, strategy); `phases`, the names that a record's
 `phase` indexes; `fields`, the record's layout as NumPy writes it; and `clock`. A record is `RECORD`.
 
-rank-00000.calls, of a rank whose calls overlap each other and phases: the same, with a record for each call, sorted by
-end. It exists once a call was recorded: most strategies make one call at a time, and its phase has the same times.
+rank-00000.calls, if a rank's calls overlap each other and phases: the same format, with a record for each call, sorted
+by end. Most strategies make one call at a time, which has the times of its phase: then this file does not exist.
 
 node-00000.counters, one file for each node, of its network counters: a line of JSON (`format`, `version`, `node`,
 `host`, `ports`, `clock`), "\\n", then records of `COUNTERS` until the end.
 
 clocks.json: the clocks of all nodes at the end of the run, [{"node", "offset_ns", "error_ns", "at_ns"}, ...].
-links.json: their links, measured once more then, [{"node", "host", "latency_s", "in", "out", "both"}, ...].
+links.json: the nodes' links, measured again at the end, [{"node", "host", "latency_s", "in", "out", "both"}, ...].
 
 A `clock` converts a node's own time to rank 0's: add `offset_ns`. `error_ns` bounds that offset's error. `at_ns` is
 when it was measured, in the node's own time. The files hold the clock at the start. Clocks drift by tens of
 microseconds a second, so readers interpolate between start and end. A run that crashed has no clocks at its end.
 
 Records are little-endian without padding. A crash or a full disk may cut the last one short: readers drop it. Files are
-unbuffered, so that they stay readable after an error; nothing more is written then.
+unbuffered, so they stay readable after an error, which ends the writing.
 """
 
 import json
@@ -31,21 +31,21 @@ import numpy as np
 
 from traces.record.phases import NAMES
 
-RUN_FORMAT = "gpt2-mpi run 1"  # config.json's
+RUN_FORMAT = "gpt2-mpi run 1"  # of config.json
 TRACE_FORMAT = "gpt2-mpi trace"
 CALLS_FORMAT = "gpt2-mpi calls"
 COUNTERS_FORMAT = "gpt2-mpi counters"
 END_CLOCKS = "clocks.json"
 END_LINKS = "links.json"
 VERSION = 1
-SAMPLE_NS = 5_000_000  # between two readings. Each takes 5 to 20 us, less than half a percent of that
+SAMPLE_NS = 5_000_000  # between two readings. A reading takes 5 to 20 us, less than 0.5% of this interval
 
 # start and end: time.perf_counter_ns(). root: the world rank that collects or sends, -1 without one.
 RECORD = np.dtype(
     [("step", "<i4"), ("phase", "<i4"), ("root", "<i4"), ("start", "<i8"), ("end", "<i8"), ("bytes", "<i8")]
 )
-# time: time.perf_counter_ns(). in, out: bytes through the node's ports since some moment; stalled: InfiniBand's
-# port_xmit_wait, 0 without.
+# time: time.perf_counter_ns(). in, out: bytes through the node's ports since an arbitrary moment; stalled:
+# InfiniBand's port_xmit_wait, 0 on other networks.
 COUNTERS = np.dtype([("time", "<i8"), ("in", "<i8"), ("out", "<i8"), ("stalled", "<i8")])
 
 
@@ -79,7 +79,7 @@ def remove_earlier(folder, identity: dict) -> None:
 
 
 def header_of(kind: str, identity: dict, clock: dict | None) -> dict:
-    """Return the header of one rank's file. clock: None where all ranks read the same one."""
+    """Return the header of one rank's file. clock: None if all ranks read the same clock."""
     clock = clock or {"offset_ns": 0, "error_ns": 0}
     header = {"format": kind, "version": VERSION, "identity": identity}
     return header | {"phases": NAMES, "fields": RECORD.descr, "clock": clock}
@@ -105,7 +105,7 @@ class RecordFile:
         return self.written * self._record.itemsize
 
     def begin(self) -> None:
-        """Create the file and write its header. After an OSError no file stays."""
+        """Create the file and write its header. After an OSError no file is left."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         file = self._path.open("wb", buffering=0)
         try:
@@ -139,7 +139,7 @@ def _write_all(file, data: bytes) -> None:
 
 
 def write_at_end(folder, name: str, nodes: list[dict]) -> None:
-    """Write END_CLOCKS or END_LINKS. OSError; then no file stays."""
+    """Write END_CLOCKS or END_LINKS. After an OSError no file is left."""
     path = Path(folder) / name
     try:
         path.write_text(json.dumps(nodes) + "\n")

@@ -18,7 +18,7 @@ PROBES = 500  # spans that tracing_share measures: they take a millisecond
 
 
 class TracedCall:
-    """A call that begins when this is created. file: None where nothing is written."""
+    """A call that begins when this object is created. file: None if nothing is written."""
 
     __slots__ = ("_call", "_file")
 
@@ -44,14 +44,14 @@ class Tracer:
     folder: where the trace files go (RUN/traces); None to write nothing. identity: as in files.py.
     steps: the steps to write: "on", "off" or "FROM:TO", counted from 1, both included. "on" writes the regular steps of
     steps.py, and steps for which `keep_step` was called.
-    most_bytes: limit of this rank's files; tracing ends after the write that reaches it, and `is_full` says so.
+    most_bytes: limit of this rank's files; the write that reaches it ends the tracing, and `is_full` becomes true.
     waits: open no file before `begin` is called, and keep spans in memory until then.
     clock: of this rank's node at the start (files.py); None: all ranks read the same clock.
     counters: the node's CounterFile, on the rank that samples it.
     on_phase: called with (name, step) when a phase begins and (None, step) when it has ended, traced or not.
     device: the rank's GPU (stream_times.py). Its stream is waited for at the end of a step, and when a step's seconds
     are read earlier.
-    on_stream: phases to time on the stream. Exchanges belong to them if they queue work there (NCCL, a last copy).
+    on_stream: phases to time on the stream. Exchanges that queue work there (NCCL, a last copy) must be among them.
 
     Spans nest as step > phase and no deeper. A phase between steps (eval, checkpoint) has the number of the step before
     it and counts in no step's seconds. The files of an earlier run in the same folder are replaced. An OSError ends the
@@ -132,23 +132,23 @@ class Tracer:
     def phase(self, name: str, bytes: int = 0, root: int | None = None):
         """Return a context manager for a phase.
 
-        bytes: of the vector that this rank exchanges, as it lies in memory: in training float32, whatever the wire.
+        bytes: size in memory of the vector that this rank exchanges: in training float32, whatever the wire.
         root: a world rank or None.
         """
         return self._new_phase(self, check_phase(name), bytes, -1 if root is None else root)
 
     def call(self, name: str, bytes: int, root: int) -> TracedCall:
-        """Begin a call that overlaps others: call `ended()` when it is complete, or put a with block around it.
+        """Begin a call that overlaps others: call `ended()` when it is complete, or use it in a with block.
 
         It counts in no phase's seconds. name: the phase that it is part of. bytes: of its message in the wire's format.
-        root: a world rank. With a GPU nothing is written, as queued work takes its time later.
+        root: a world rank. With a GPU nothing is written, because queued work runs later.
         """
         is_written = self._writing and self._stream is None
         return TracedCall(self._calls if is_written else None, self._step_number, name, bytes, root)
 
     @contextmanager
     def interruption(self, name: str, bytes: int = 0, root: int | None = None):
-        """Close the open phase, time this one around the block, and open the first again: no time counts twice."""
+        """Close the open phase, time the block as this phase, and reopen the first: no time counts twice."""
         interrupted = self._phase
         if interrupted:
             interrupted.__exit__()
@@ -183,7 +183,7 @@ class Tracer:
         return 0 if self._counters is None else self._counters.spent_ns
 
     def close(self) -> None:
-        """Write the rest and close the files; the sums go on."""
+        """Write the rest and close the files. Phases are still timed and summed."""
         if self._stream is not None:
             self._stream.settle_without_waiting()
         self._write()
@@ -192,7 +192,7 @@ class Tracer:
 
     @contextmanager
     def _or_stop(self):
-        """Keep an OSError of the block as `failure`, and write nothing any more."""
+        """Keep an OSError of the block as `failure`, and stop writing."""
         try:
             yield
         except OSError as error:
@@ -320,7 +320,7 @@ def tracing_share(tracer: Tracer) -> float:
 def _span_ns() -> float:
     """Measure the nanoseconds of one phase, its writing included."""
     probe = Tracer()
-    probe._trace = RecordFile(os.devnull, {}, RECORD)  # a folder may have no room
+    probe._trace = RecordFile(os.devnull, {}, RECORD)  # not a real folder, whose disk may be full
     probe._trace.begin()
     probe._files = [probe._trace]
     probe._may_write = True

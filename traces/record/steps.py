@@ -1,9 +1,9 @@
-"""Choose the steps of a long run to trace: all of the first ones, then ever fewer, and some that took longer.
+"""Choose the steps of a long run to trace: all first steps, then fewer and fewer, and some slow ones.
 
 The first 256 steps are traced, and 224 more each time the number of steps grows eightfold. A 124M model on 8 ranks
 makes a million steps in a week. All their traces would take 70 GB (9 kB a step and rank). By this rule 1,140 steps
 are kept, 10 MB a rank. All ranks keep the same steps, because the rule uses no local knowledge. A resumed
-run begins anew.
+run applies the rule from its first step again.
 """
 
 from collections import deque
@@ -11,11 +11,11 @@ from statistics import median
 
 from traces.record.files import RunError
 
-DENSE_STEPS = 256  # so many steps at the beginning are all traced
+DENSE_STEPS = 256  # the number of first steps that are all traced
 APART = 8  # each time the number of steps grows by this factor, so does the distance of traced steps
-NEIGHBOURS = 31  # a step is compared with the median of so many earlier ones
+NEIGHBOURS = 31  # a step is compared with the median of this many earlier ones
 STANDS_OUT = 1.5  # ratio of a long step to that median
-REGULAR_EACH = 10  # regular steps for each long one, so that medians over traced steps are the run's
+REGULAR_EACH = 10  # regular steps for each long one, so that medians over traced steps represent the run
 
 
 def is_regular(number: int) -> bool:
@@ -51,7 +51,7 @@ class TracedSteps:
         return self._first <= step <= self._last
 
     def keep(self, step: int) -> bool:
-        """Return whether the step is written whatever its length. The first call is for the first step of the start."""
+        """Return whether the step is written whatever its length. Call first for the first step of the start."""
         if self._before_first is None:
             self._before_first = step - 1
         return not self._is_thinned or is_regular(step - self._before_first)

@@ -9,7 +9,7 @@ still busy with the previous phase begins when that phase ended.
 The anchor is an event that the host waited for on an idle stream. An event's time is the anchor's plus the GPU's
 milliseconds since then. Three errors add up: half of the time to record the anchor and wait for it (about 10 us, the
 best of a few), the drift of the two clocks since (100 ppm would be 0.1 ms in a step of a second), and the 0.5 us
-resolution of events. An event's time is never before the host recorded it, nor after the host saw it passed.
+resolution of events. An event's time is never before the host recorded it, nor after the host saw that it had passed.
 """
 
 from collections import deque
@@ -141,5 +141,5 @@ class StreamTimes:
 def _has_passed(event) -> bool:
     try:
         return bool(event.done)
-    except Exception:  # the error that stopped the GPU is on its way to the caller already
+    except Exception:  # the caller already gets the error that stopped the GPU
         return False

@@ -14,10 +14,10 @@ Largest differences between 10 runs of 1 to 4 ranks, 300 or 400 steps of tiny mo
                                          to step 10    to step 20    to the end           first norms, relative
     float32, another order               7e-8          2e-7          2e-5                 2e-6
     bfloat16 gradients on the wire       4e-6          9e-6          2e-3                 2e-4
-    zero-2: bfloat16 parameters, too     2e-3          4e-3          9e-3, 2^-8 of it     2e-4
+    zero-2: also bfloat16 parameters     2e-3          4e-3          9e-3, 2^-8 of it     2e-4
 
-With five times the default learning rate they grow within 10 steps at most 67-fold above ROUNDING. The limits for other
-kernels, TF32 and bfloat16 models follow from the bits of the mantissa and have not been measured.
+With five times the default learning rate, differences above ROUNDING grow at most 67-fold in 10 steps. The limits for
+other kernels, TF32 and bfloat16 models follow from the bits of the mantissa and have not been measured.
 """
 
 import math
@@ -77,7 +77,7 @@ class Comparison:
 class _Distance:
     """The distance between two runs at the worst step.
 
-    what: "loss curves" or "gradients". excess: the distance over `allowed`, which rounding explains. text: the
+    what: "loss curves" or "gradients". excess: the distance divided by `allowed`, which rounding explains. text: the
     distance in words. largest: the largest difference of the losses.
     """
 

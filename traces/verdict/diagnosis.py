@@ -3,8 +3,8 @@
 Findings come in this order, and the first one is the verdict:
 1. faults, the costliest first: they can be repaired, and they make everything else look bad too,
 2. costs of sharing a model, the costliest first,
-3. the shape of the exchange, if it takes longer than computing and no port is slow,
-4. without any of these, computing or nothing.
+3. the shape of the exchange, if the exchange takes longer than compute and no port is slow,
+4. without any of these: compute, or no bottleneck at all.
 """
 
 from dataclasses import dataclass
@@ -99,7 +99,7 @@ def find_bottleneck(run: Run, times: StepTimes, predicted: PredictedExchange | N
 def _shape(evidence: Evidence, faults: list[Finding]) -> list[Finding]:
     """Return the first shape that applies, in a list; [] if none does.
 
-    No shape applies if computing takes longer than exchanging, or if a port is slow: a slow port makes any exchange
+    No shape applies if compute takes longer than the exchange, or if a port is slow: a slow port makes any exchange
     long, so the run does not show the exchange's own cost.
     """
     if evidence.transfer_s < evidence.compute_s or any(one.kind == "slow-link" for one in faults):

@@ -64,7 +64,7 @@ class Evidence:
     def links(self) -> dict[int, dict]:
         """Run.links, with the largest rates of both probes and of the run's own traffic, averaged over all steps.
 
-        A single exchange would not do: a token bucket may let it pass faster than the port's rate.
+        A single exchange would mislead: a token bucket may let it pass faster than the port's rate.
         """
         carried = {way: self.traffic.step_rate(way) for way in WAYS} if self.traffic else {}
         return {
@@ -93,7 +93,7 @@ class Evidence:
 
     @cached_property
     def compute(self) -> np.ndarray:
-        """(S, R) seconds of forward and backward, or of another program's computing."""
+        """(S, R) seconds of forward and backward, or of another program's compute phase."""
         return self.phase("compute", "forward", "backward")
 
     @cached_property
@@ -191,7 +191,7 @@ class Evidence:
     def numbers(self) -> dict:
         """Return the evidence as plain values for JSON; times in seconds, rates in bytes/s.
 
-        `compute_s` is all computing of the busiest rank of a step. In each of `ranks` it leaves out the update: only
+        `compute_s` is the whole compute time of a step's busiest rank. In `ranks` it excludes the update: only
         forward and backward are compared between ranks.
         """
         ranks = len(self.run.ranks)

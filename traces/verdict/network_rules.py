@@ -11,11 +11,11 @@ from traces.verdict.evidence import Evidence, Finding
 from traces.verdict.thresholds import BYTES_SHARE, HOTSPOT, LEAST_SHARE, LEAST_TRANSFER_SHARE, MAX_LATENCIES, SLOW_PORT
 
 ONE_NUMBER_BYTES = 8
-PHASE_OF = {"in": "reduce", "out": "bcast"}  # through a server's port
+PHASE_OF = {"in": "reduce", "out": "bcast"}  # the phase that uses a direction of a server's port
 
 
 def slow_link(evidence: Evidence) -> list[Finding]:
-    """Find a node's port that is slower than the others', so that the exchange runs at its rate.
+    """Find a port that is slower than the ports of other nodes, so that the exchange runs at its rate.
 
     The probes before and after the run and the run's own traffic must agree (Evidence.links).
     """
@@ -33,10 +33,10 @@ def slow_link(evidence: Evidence) -> list[Finding]:
 
 
 def link_ratios(links: list[dict]) -> dict[str, np.ndarray]:
-    """Return {"in", "out"}: (M,) each node's rate over the others' usual rate, the lower of their medians in and out.
+    """Return {"in", "out"}: (M,) each node's rate over the usual rate of others: the lower of their medians in and out.
 
     A probe that ends in a sender's buffers looks faster than any port, and must not make the others look slow. With two
-    nodes, one node's out is the other's in, and the faster direction is the usual rate.
+    nodes, the out rate of one is the in rate of the other, and the faster direction is the usual rate.
     """
     rates = {way: np.array([link[way] for link in links]) for way in ("in", "out")}
     if len(links) == 2:
@@ -83,7 +83,7 @@ def server_hotspot(evidence: Evidence) -> list[Finding]:
     amounts = evidence.node_bytes
     link = evidence.links.get(node)
     by_phase = evidence.transfer_by_phase
-    # Seconds that each way of the port is busy: by bytes and rate, or by the phase that uses it.
+    # Seconds that each direction of the port is busy: from bytes and rate, or from the phase that uses it.
     busy_s = {way: by_phase[phase] for way, phase in PHASE_OF.items() if phase in by_phase}
     if amounts is not None:
         usual = {way: max(np.median(np.delete(amounts[way], index)), 1.0) for way in busy_s}
@@ -121,7 +121,7 @@ def _only_root(evidence: Evidence) -> int | None:
 
 
 def network_congestion(evidence: Evidence) -> list[Finding]:
-    """Find an exchange that takes a large part of the step. This is the last shape, if no more special one applies."""
+    """Find an exchange that takes a large part of the step. It applies only if no more special shape does."""
     if len(evidence.run.ranks) < 2 or not _is_long(evidence):
         return []
     phase = evidence.transfer_phase

@@ -1,7 +1,7 @@
 """Rules about ranks: one that computes slowly, uneven work, stalls, late data.
 
 Each rule takes the evidence and returns its findings. Ranks are compared with the others in the same step; then the
-median over the steps is taken. So effects on all ranks cancel, and chance does not repeat. Pipeline stages differ
+median over the steps is taken. So effects on all ranks cancel, and so do random delays. Pipeline stages differ
 by design: there a rank is compared with its stage, or with stages that have as many layers. A rank's place is its index
 in run.ranks.
 """
@@ -165,7 +165,7 @@ def with_equal_stages(evidence: Evidence) -> np.ndarray:
 
 
 def stalls(evidence: Evidence) -> list[Finding]:
-    """Find a rank that stalls now and then. Only regular steps count, as slow ones were traced for their length."""
+    """Find a rank that stalls now and then. Only regular steps count: slow ones were traced because they are slow."""
     regular = evidence.regular
     steps = int(regular.sum())
     excess = np.zeros_like(evidence.own)
@@ -205,7 +205,7 @@ def stall_seconds(own: np.ndarray, step_s: float) -> np.ndarray:
 
 
 def _stalled_phase(evidence: Evidence, place: int, stalled: np.ndarray) -> str | None:
-    """Return the phase that is longer in the stalled steps; None where the stall is outside all phases."""
+    """Return the phase that is longer in the stalled steps; None if the stall is outside all phases."""
     longer = {
         name: float(np.mean(seconds[stalled]) - np.median(seconds))
         for name in ("data", *COMPUTE, *COPY)

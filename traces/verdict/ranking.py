@@ -27,7 +27,7 @@ def merge_rounds(rounds: list[TimedRun], label: str) -> TimedRun:
     """Merge runs with equal settings into one, with the medians over these rounds.
 
     figures: as in `summary`, and "rounds", the figures of each round. run, times and diagnosis come from the round
-    nearest to the medians. The log is the first round's, which has the validation loss.
+    nearest to the medians. The log is from the first round, which has the validation loss.
     """
     each = [one.figures for one in rounds]
     found = {name: _median([figures[name] for figures in each]) for name in OF_ROUNDS}
@@ -50,7 +50,7 @@ def slowness(figures: dict, runs: list[dict]) -> float:
 
 
 def same_batch(runs: list[dict]) -> bool:
-    """Return whether the runs trained on equally many tokens a step. Assume so where a log has no rates."""
+    """Return whether the runs trained on equally many tokens a step. Assumed if a log has no rates."""
     tokens = [figures["tokens_per_step"] for figures in runs]
     return None in tokens or max(tokens) - min(tokens) <= SAME_BATCH * max(tokens)
 
@@ -79,7 +79,7 @@ def slownesses(figures: dict, runs: list[dict]) -> list[float]:
 
 
 def chance(runs: int, rounds: int) -> float:
-    """Return how likely the rule names one of so many equally fast runs, because its rounds happen to be fastest."""
+    """Return the probability that the rule names one of several equally fast runs: its rounds happen to be fastest."""
     return runs / math.comb(runs * rounds, rounds)
 
 

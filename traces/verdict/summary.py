@@ -55,8 +55,8 @@ def summary(run: Run, times: StepTimes | None = None) -> dict:
     """Return the numbers of a run for JSON; times in milliseconds.
 
     Each is the median over steps of the mean over ranks. So the phases and `other_ms` add up to `step_ms` if steps are
-    alike; if not, phases that are long in different steps may add up to more. `phases_ms`: the phases that occur,
-    exchanges and messages with their waiting. `waiting_ms`: their waiting. Shares are of `step_ms`, at most 1.
+    alike; if not, phases that are long in different steps may add up to more. `phases_ms`: the phases that occur;
+    exchanges and messages include waiting. `waiting_ms`: that waiting. Shares are of `step_ms`, at most 1.
     `exchanges`: False for several ranks that never exchanged anything. Each of them trained a model of its own, as a
     yardstick for other runs.
     """
@@ -93,7 +93,7 @@ def _medians_ms(seconds: np.ndarray, names: tuple[str, ...]) -> dict[str, float]
 def parts(figures: dict) -> dict[str, float]:
     """Split the step of a `summary` into parts that add up to it, in milliseconds.
 
-    Exchanges without their waiting; "waiting": all waiting for other ranks; "other": time in no phase.
+    Exchanges exclude waiting; "waiting": all waiting for other ranks; "other": time in no phase.
     """
     waiting = figures["waiting_ms"]
     cut = {name: max(0.0, ms - waiting.get(name, 0.0)) for name, ms in figures["phases_ms"].items()}

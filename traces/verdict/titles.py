@@ -29,7 +29,7 @@ SHOWN_IN = {
 def title_lines(diagnosis: Diagnosis, label: str, figure: str, facts: str, more: str = "") -> tuple[str, str]:
     """Return the title of a figure of one run and the line below it, "" for none.
 
-    figure: "timeline", "ranks", ... facts: its numbers, without a judgment. more: numbers that are too long for it.
+    figure: "timeline", "ranks", ... facts: its numbers, without a judgment. more: numbers too long for a title.
     """
     if figure in shown_in(diagnosis.finding):
         return f"{label}: {diagnosis.finding.headline}", "; ".join(filter(None, [facts, more]))
@@ -38,5 +38,5 @@ def title_lines(diagnosis: Diagnosis, label: str, figure: str, facts: str, more:
 
 def shown_in(finding: Finding) -> tuple[str, ...]:
     """Return the figures that show the finding."""
-    # All figures but the map show the median step, which has no stalls.
+    # All figures but the heatmaps of ranks show the median step, which has no stalls.
     return ("ranks",) if "stalls" in finding.facts else (*WHOLE_STEP, *SHOWN_IN[finding.kind])

@@ -1,10 +1,10 @@
 """GPT-2's kernels on an NVIDIA GPU, in CUDA C++ under CuPy. CONTRIBUTING.md explains how they are tested.
 
-*.cu          the kernels, one subject per file, with their formulas, shapes and launch geometry; *.cuh are shared
+*.cu          the kernels, one subject per file, with their formulas, shapes and launch geometry; *.cuh: shared code
 compile.py    NVRTC: a .cu file to machine code, without a GPU      libraries.py  where NVIDIA's libraries are
 launch.py, attention.py, linear.py, classifier.py   the contract's functions: launches, written once for GPU and shim
-cublaslt.py   cuBLASLt by ctypes                                    matmul.py     products and epilogues by it
-cudnn_attention.py   cuDNN's attention, where it is installed       faster_of.py  theirs or ours, by the clock
+cublaslt.py   cuBLASLt through ctypes                               matmul.py     products and epilogues with it
+cudnn_attention.py   cuDNN's attention, if it is installed          faster_of.py  times our kernels and theirs
 device.py     a GPU
 
 Each function's first argument is `device`, the GPU it runs on. Nothing here imports CuPy before a Device is made.

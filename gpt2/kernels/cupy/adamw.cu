@@ -1,4 +1,4 @@
-// AdamW (Loshchilov and Hutter 2019) on a flat range, one launch: float32 parameters and moments, gradients as stored.
+// AdamW (Loshchilov and Hutter 2019) on a flat range, one launch: parameters and moments are float32, gradients `real`.
 // The moments are unscaled, as in kernels/numpy/adamw.py:
 //
 //     m = beta1 m + g,    v = beta2 v + g^2,    p = decay p - step_size m / (sqrt(v) + eps)
@@ -7,7 +7,7 @@
 // rounds parameters that other ranks have updated.
 #include "common.cuh"
 
-constexpr int QUAD = 4;  // elements at once: 16 bytes of each float32 array. Eight, 16 bytes in bfloat16, spill.
+constexpr int QUAD = 4;  // elements at once: 16 bytes of each float32 array. Eight, 16 bytes in bfloat16, would spill.
 
 struct Arrays {
     float *parameters, *m, *v;
@@ -45,7 +45,7 @@ struct Ranges {
     }
 };
 
-// The weight-decay factors of W elements from i on, with one search, as most packs are within one range.
+// The weight-decay factors of W elements from i on, with one search, because most packs are within one range.
 template <int W>
 __device__ Floats<W> decay_factors(const Ranges& decaying, long long i, float decay) {
     Floats<W> factors;
@@ -65,9 +65,9 @@ inline __device__ unsigned random16(unsigned long long state, long long i) {
     return z >> 48;
 }
 
-// What to add to a float32 to round its upper half, the bfloat16. Half a unit, less one bit if the upper half is even,
-// rounds to nearest, ties to even. Random bits round up with the probability that makes the mean exact. bfloat16
-// values, including infinities, do not change, because their lower half is 0.
+// The number to add to a float32 so that its upper half is the rounded bfloat16. Half a unit, less one bit if the upper
+// half is even, rounds to nearest, ties to even. Random bits round up with the probability that makes the mean exact.
+// bfloat16 values, including infinities, do not change, because their lower half is 0.
 inline __device__ unsigned short to_bfloat16(float x, const Rounding& rounding, long long i) {
     const unsigned bits = reinterpret_cast<const unsigned&>(x), upper = bits >> 16;
     if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;  // not a number

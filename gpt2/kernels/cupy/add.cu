@@ -1,4 +1,4 @@
-// The sum of two arrays, if no LayerNorm follows to fuse it with.
+// The sum of two arrays, where no LayerNorm follows that it could be fused with.
 #include "common.cuh"
 
 template <int W>

@@ -59,7 +59,7 @@ __device__ void forward(real* out, float* logsumexp, const real* qkv, int T, int
         wait_for_copies();
         __syncthreads();  // the tile has arrived, and no thread reads the previous one
         if (key + COLUMNS < stop) copy_two<D, COLUMNS>(next, q + C, 3 * C, q + 2 * C, 3 * C, key + COLUMNS, T);
-        if (key >= row + M) continue;  // no query of the warp sees it
+        if (key >= row + M) continue;  // no query of the warp attends to this key
         Tile<M, COLUMNS> s = {};
         multiply_transposed<D>(s, queries + (row - first) * STRIDE<D>, keys);
         mask<KEYS_ARE_COLUMNS>(s, row - key);

@@ -13,7 +13,7 @@ template <int D>
 constexpr int ROWS = WARPS * WARP_ROWS<D>;
 constexpr int COLUMNS = sizeof(real) == 2 ? 64 : 32;  // keys of a tile
 template <int D>
-constexpr int QUERIES = WARP_ROWS<D> == 32 ? 32 : COLUMNS;  // of a tile, because the keys' two sums take many registers
+constexpr int QUERIES = WARP_ROWS<D> == 32 ? 32 : COLUMNS;  // of a tile: few, because dK and dV fill the registers
 constexpr float LOG2_E = 1.4426950409f, LN_2 = 0.6931471806f;  // exponentials are powers of 2: one instruction
 
 // Copies rows [first, first + COUNT) of a head to shared memory, with zeros for missing rows.
@@ -36,7 +36,7 @@ __device__ void copy_two(real* shared, const real* one, int one_stride, const re
     copy_rows<D, COUNT>(shared + COUNT * STRIDE<D>, two, two_stride, first, T);
 }
 
-// Writes the warp's tile, times a factor for each of the lane's rows, to rows [first, ...) of a head.
+// Writes the warp's tile to rows [first, ...) of a head, with a factor for each of the lane's rows.
 template <int D>
 __device__ void write_rows(real* rows, int row_stride, const Tile<WARP_ROWS<D>, D>& tile, const float* factors,
                            int first, int T) {
@@ -59,7 +59,7 @@ constexpr int KEYS_ARE_COLUMNS = 1, KEYS_ARE_ROWS = -1;
 // position of its first key.
 template <int WAY, int M, int N>
 __device__ void mask(Tile<M, N>& s, int ahead) {
-    if (ahead >= (WAY == KEYS_ARE_COLUMNS ? N : M) - 1) return;  // the whole tile is seen
+    if (ahead >= (WAY == KEYS_ARE_COLUMNS ? N : M) - 1) return;  // no key in the tile is masked
 #pragma unroll
     for (int r = 0; r < M / 8; r++)
 #pragma unroll

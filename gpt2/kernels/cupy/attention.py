@@ -9,7 +9,7 @@ from gpt2.errors import UserError
 from gpt2.kernels.cupy.launch import ACCESS_BYTES, THREADS, int32, storage
 
 HEAD_SIZES = (64, 128)
-# By storage and head size, as in attention.cuh: the rows that a block keeps, and the rows of the tiles of keys, or of
+# By storage and head size, as in attention.cuh: the rows that a block keeps, and the rows in each tile of keys, or of
 # queries, that it reads.
 ROWS = {("float32", 64): 64, ("float32", 128): 64, ("bfloat16", 64): 128, ("bfloat16", 128): 64}
 KEYS = {("float32", 64): 32, ("float32", 128): 32, ("bfloat16", 64): 64, ("bfloat16", 128): 64}
@@ -63,7 +63,7 @@ def assert_head_size(head_size: int) -> None:
 def _launch(device, source, name, kept, other, arrays, shape, head_count, first=0):
     """Launch the kernel for the head size. Shared memory holds `kept` blocks' rows, and two buffers of two tiles.
 
-    Tiles before the one with row `first` get no blocks: the forward kernels count tiles from the end.
+    Tiles before row `first` get no blocks, because the forward kernels count tiles from the end.
     """
     B, T, C = shape
     head_size = C // head_count

@@ -69,7 +69,7 @@ __device__ void backward_queries(real* dqkv, const real* dout, const real* qkv, 
 }
 
 // The queries' part of dqkv (B, T, 3C), from dout (B, T, C), qkv, logsumexp and deltas (B, H, T).
-// Launch: as forward's, with dynamic shared memory of 2 ROWS<D> and 4 COLUMNS rows.
+// Launch: as in forward, but with dynamic shared memory of 2 ROWS<D> and 4 COLUMNS rows.
 extern "C" __global__ void __launch_bounds__(128)
 attention_backward_queries_64(real* dqkv, const real* dout, const real* qkv, const float* logsumexp,
                               const float* deltas, int T, int H) {

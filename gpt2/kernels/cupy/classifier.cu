@@ -35,7 +35,7 @@ __device__ void replace_pads(Floats<W>& x, int v, int V, float value) {
     for (int k = 0; k < W; k++) x.v[k] = v + k < V ? x.v[k] : value;
 }
 
-// Reads this thread's part of the row. Taking the maximum of a pack first needs one rescaling per pack.
+// Reads this thread's part of the row. The maximum of a pack is taken first, so the sum is rescaled once per pack.
 template <int W>
 __device__ Online read_logits(const real* logits, int V) {
     Online online = {LOWEST, 0.0f};
@@ -69,7 +69,7 @@ __device__ void row_cross_entropy(float* losses, real* logits, const int* target
                                   int with_gradient, Online* shared) {
     const int n = blockIdx.x, target = targets[n];
     real* row = logits + static_cast<long long>(n) * Vp;
-    const float target_logit = widen(row[target]);  // before the barrier in block_join: after it the row is written
+    const float target_logit = widen(row[target]);  // before the barrier in block_join: then the row is overwritten
     const Online online = block_join(read_logits<W>(row, V), shared);
     if (threadIdx.x == 0) losses[n] = logf(online.sum) + (online.max - target_logit);
     if (with_gradient) write_gradient<W>(row, online, target, V, Vp, scale);
@@ -77,7 +77,7 @@ __device__ void row_cross_entropy(float* losses, real* logits, const int* target
 
 // losses (N,) float32 of logits (N, Vp) against targets (N,) in [0, V); with_gradient: logits become dlogits * scale.
 // The pad columns [V, Vp) are ignored and get gradient 0.
-// Launch: a block of 1024 threads for every row. Then few enough rows are in flight for the second reading to hit the
+// Launch: a block of 1024 threads for every row. So few rows are in flight that the second reading hits the
 // second-level cache (100 KB per row at V = 50257, two blocks on each of 132 multiprocessors: 27 MB of an H100's 50).
 // Source: own; llm.c's fused_classifier_kernel5 also works in place.
 extern "C" __global__ void __launch_bounds__(1024)
@@ -103,7 +103,7 @@ __device__ void part_statistics(float* maxima, float* sums, float* target_logits
 // max_v logit, sums = sum_v exp(logit - max), and target_logits, 0 if another shard has the target. All (N,) float32.
 // targets (N,) are columns of the shard.
 // Launch: a block of 1024 threads for every row.
-// Source: own; the order of exchanges is from Megatron-LM's vocab_parallel_cross_entropy.
+// Source: own; the order of exchanges is that of vocab_parallel_cross_entropy in Megatron-LM.
 extern "C" __global__ void __launch_bounds__(1024)
 row_statistics(float* maxima, float* sums, float* target_logits, const real* logits, const int* targets, int V,
                int Vp) {

@@ -1,7 +1,7 @@
 """The tied head with softmax cross-entropy on the device: classifier.cu between two matrix products.
 
-Forward stores dlogits in `exponentials`, and does not use `row_scale`. From backward to the next forward dlogits is not
-needed, so its gigabytes are the device's `spare` memory: cuDNN uses them as its workspace.
+Forward stores dlogits in `exponentials`, and does not use `row_scale`. Between backward and the next forward, dlogits
+is not needed. So its gigabytes are the device's `spare` memory, which cuDNN uses as its workspace.
 """
 
 import math
@@ -12,7 +12,7 @@ from gpt2.kernels.cupy.launch import THREADS, int32, storage
 from gpt2.model_shards import ONE_SHARD
 
 ROW_THREADS = 1024
-LOGITS_BYTES = 1 << 30  # at most so many bytes of logits at once if no gradient is wanted
+LOGITS_BYTES = 1 << 30  # at most this many bytes of logits at once if no gradient is wanted
 
 
 def classifier_forward(
@@ -25,7 +25,7 @@ def classifier_forward(
     """
     if exponentials is not None:
         device.spare = None
-    known = min(max(0, vocab_size - first_token), len(wte))  # pad rows do not count; the last shard may have no others
+    known = min(max(0, vocab_size - first_token), len(wte))  # pad rows do not count; the last shard may have only those
     targets = device.upload("targets", targets - first_token)
     if tp_group is not ONE_SHARD:
         return _forward_of_shard(device, losses, exponentials, inputs, wte, targets, known, scale, tp_group)
@@ -80,7 +80,7 @@ def cross_entropy(device, losses, logits, targets, vocab_size, scale, with_gradi
 
 def row_statistics(device, maxima, sums, target_logits, logits, targets, known):
     """Compute each row's largest logit, sum of exp(logit - largest) and target logit, all (N,) float32, from a shard's
-    logits (N, Vp), of which `known` columns count. targets are columns of the shard; others' have logit 0."""
+    logits (N, Vp), of which `known` columns count. targets are columns of the shard; targets elsewhere have logit 0."""
     arguments = (maxima, sums, target_logits, logits, targets, *int32(known, logits.shape[1]))
     _launch_rows(device, "row_statistics", logits, arguments)
 

@@ -1,6 +1,6 @@
 """Compile the .cu files here to machine code with NVRTC, without a GPU, driver or CuPy.
 
-`cupy.cuda.function.Module.load` takes the result, also for sm_90a; CuPy's own RawModule would compile for plain sm_90.
+`cupy.cuda.function.Module.load` loads the result, also for sm_90a; CuPy's own RawModule would compile for plain sm_90.
 NVRTC and the CUDA headers come from `pip install gpt2-mpi[nvrtc]` or the machine's CUDA toolkit.
 """
 
@@ -77,7 +77,7 @@ def nvrtc_version() -> tuple[int, int]:
 def _open_nvrtc():
     builtins = find_in_wheels("lib/libnvrtc-builtins.so.*")
     if builtins is not None:
-        ctypes.CDLL(str(builtins))  # NVRTC loads it by name, which works once it is loaded
+        ctypes.CDLL(str(builtins))  # NVRTC opens it by name, which works once it is loaded
     return open_library("nvrtc")
 
 

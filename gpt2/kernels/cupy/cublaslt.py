@@ -1,4 +1,4 @@
-"""cuBLASLt by ctypes: its functions, and Python objects that own its descriptors.
+"""cuBLASLt through ctypes: its functions, and Python objects that own its descriptors.
 
 Names and numbers are those of cublasLt.h (CUDA 12 and 13). Matrices are column-major here; matmul.py transposes them.
 Descriptors, layouts and preferences need no GPU; the handle and its users do.
@@ -44,7 +44,7 @@ AUX_LEADING = 12
 WORKSPACE_BYTES = 1
 REDUCTION_SCHEMES = 3
 ALIGNMENTS_ABCD = (5, 6, 7, 8)
-REDUCE_IN_FLOAT32 = 2  # partial sums of a product that is cut along K: never rounded to the storage
+REDUCE_IN_FLOAT32 = 2  # the partial sums of a product that is cut along K are never rounded to the storage type
 ALGORITHM_BYTES = 64
 NOT_SUPPORTED = 15  # cublasStatus_t: no such algorithm or epilogue
 
@@ -85,7 +85,7 @@ class CublasLt:
             setattr(self, name, _checked(name, function))
         version = self._library.cublasLtGetVersion
         version.argtypes = []
-        version.restype = SIZE  # the number itself, no status
+        version.restype = SIZE  # returns the version itself, not a status
         self.version = int(version())
 
 

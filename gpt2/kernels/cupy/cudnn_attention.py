@@ -12,7 +12,7 @@ QUERIES, KEYS, VALUES, OUT, STATISTICS, DOUT, DQUERIES, DKEYS, DVALUES = range(1
 
 
 class CudnnAttention:
-    """cuDNN's attention on one device. RuntimeError: it has none for a shape.
+    """cuDNN's attention on one device. RuntimeError: cuDNN does not support a shape.
 
     Backward gives the same bits every time; cuDNN needs a workspace for that.
     """
@@ -26,19 +26,19 @@ class CudnnAttention:
             self._handle = cudnn.create_handle()
             self.version = int(cudnn.backend_version())
             cudnn.set_stream(handle=self._handle, stream=device.stream.ptr)
-        except Exception as error:  # the frontend is missing, or the library under it; it also asserts
+        except Exception as error:  # the frontend or its library is missing; also AssertionError
             raise UserError(
                 f"no cuDNN ({error}), expected it and its frontend: {INSTALL}, or use the project's own attention"
             ) from None
         self._cudnn = cudnn
 
     def forward(self, out, logsumexp, qkv, head_count) -> None:
-        """Run gpt2.kernels.cupy.attention.attention_forward by cuDNN."""
+        """Run gpt2.kernels.cupy.attention.attention_forward with cuDNN."""
         addresses = _thirds(qkv, QUERIES) | {OUT: address(out), STATISTICS: address(logsumexp)}
         self._execute("forward", out.shape, head_count, addresses)
 
     def backward(self, dqkv, dout, qkv, out, logsumexp, head_count) -> None:
-        """Run gpt2.kernels.cupy.attention.attention_backward by cuDNN."""
+        """Run gpt2.kernels.cupy.attention.attention_backward with cuDNN."""
         addresses = _thirds(qkv, QUERIES) | _thirds(dqkv, DQUERIES)
         addresses |= {OUT: address(out), STATISTICS: address(logsumexp), DOUT: address(dout)}
         self._execute("backward", out.shape, head_count, addresses)

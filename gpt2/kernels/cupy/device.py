@@ -28,8 +28,8 @@ class Device:
     epilogues of products "always", "never", or where it is "faster". attention: use "cudnn", our "own" kernels, or the
     "faster" of them, for bfloat16.
 
-    spare: None, or a large array whose contents are not needed now. multiprocessors, multiprocessor_bytes: their
-    number, and the shared memory of one. cudnn_attention: cuDNN's attention, or None.
+    spare: None, or a large array whose contents are not needed now. multiprocessors, multiprocessor_bytes: how
+    many there are, and the shared memory of each. cudnn_attention: cuDNN's attention, or None.
     """
 
     def __init__(self, index: int = 0, tf32: bool = False, epilogues: str = "faster", attention: str = "faster"):
@@ -51,7 +51,7 @@ class Device:
         self.multiprocessor_bytes = attributes["MaxSharedMemoryPerMultiprocessor"]
         self.spare = None
         nvtx = getattr(cupy.cuda, "nvtx", None)
-        if nvtx is not None and nvtx.available:  # ranges on a profiler's timeline, which nest
+        if nvtx is not None and nvtx.available:  # nested ranges on a profiler's timeline
             self.range_push = nvtx.RangePush
             self.range_pop = nvtx.RangePop
         workspace = self.scratch("workspace", (WORKSPACE_BYTES,), np.uint8)
@@ -74,7 +74,7 @@ class Device:
     def choices(self) -> dict:
         """Return the choices made by timing so far, for JSON: "products" and "ways", and the fields of `maker`.
 
-        Other choices are as correct, but round differently. With these, a process of the same maker gets the same bits.
+        Other choices are as correct, but round differently. With these, a process of the same maker gets equal bits.
         """
         ways = [[work, list(shape), kind, theirs] for (work, shape, kind), theirs in self.faster_of.choices().items()]
         products = {name: algorithm.hex() for name, algorithm in self.matmul.algorithms().items()}
@@ -90,7 +90,7 @@ class Device:
         self.faster_of.give({(work, tuple(shape), kind): theirs for work, shape, kind, theirs in choices["ways"]})
 
     def launch(self, source, storage, kernel, grid, block, arguments, shared_bytes=0):
-        """Queue a kernel of compile.SOURCES on CuPy's current stream: this device's, except inside `with` another.
+        """Queue a kernel of compile.SOURCES on CuPy's current stream: this device's, except in `with` another stream.
 
         arguments: arrays, NumPy scalars and None (null).
         """
@@ -151,7 +151,7 @@ class Device:
         """Return an int32 copy of a host array, valid until the same name is uploaded again. Does not wait for it."""
         array = np.asarray(array)
         if name not in self._uploads or len(self._uploads[name][0]) < array.size:
-            self.synchronize()  # a copy from the smaller buffer may be under way
+            self.synchronize()  # a copy from the smaller buffer may be in progress
             pinned = self.pinned(array.size)
             self._uploads[name] = pinned, self.empty((array.size,), np.int32), self.cupy.cuda.Event(disable_timing=True)
         pinned, copy, copied = self._uploads[name]

@@ -18,7 +18,7 @@ __device__ void add_embeddings(real* out, const int* tokens, const real* wte, co
 }
 
 // out[b, t] = wte[tokens[b, t]] + wpe[t].  out (N = B*T, C), tokens (N,), wte (rows, C), wpe (context >= T, C).
-// Tokens outside of [0, rows) belong to other shards and give 0. wpe is null if another tp rank adds it.
+// Tokens outside [0, rows) belong to other shards and give 0. wpe is null if another tp rank adds it.
 // Launch: any one-dimensional grid; threads loop over PACK channels each.
 // Source: llm.c, encoder_forward.
 extern "C" __global__ void __launch_bounds__(256)

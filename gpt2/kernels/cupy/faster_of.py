@@ -1,7 +1,7 @@
-"""Choose the faster of two ways to do the same work on this GPU: time both once for each shape, or use given choices.
+"""Choose the faster of two implementations on this GPU: time both once for each shape, or use given choices.
 
-One way is our own kernels. The other is a library's: a product's epilogue, or cuDNN's attention. An epilogue saves a
-kernel that reads and writes the product's output again, but may slow down the product by more than that.
+One implementation is our own kernels. The other is from a library: a product's epilogue, or cuDNN's attention. An
+epilogue saves a kernel that reads and writes the product's output again, but may slow the product by more than that.
 """
 
 import math
@@ -15,7 +15,7 @@ BFLOAT16_ONLY = ("gelu", "dgelu", *ATTENTION)
 
 
 class FasterOf:
-    """Run the faster of two ways (device.faster_of). time_ms(run) returns how long run() takes on the stream.
+    """Run the faster of two implementations (device.faster_of). time_ms(run) returns the time of run() on the stream.
 
     epilogues: "faster", "always" or "never". attention: "faster", "cudnn" or "own".
     """
@@ -36,9 +36,9 @@ class FasterOf:
         self._given |= choices
 
     def __call__(self, work: str, out, theirs, ours, repeatable: bool = True) -> None:
-        """Run theirs() or ours(). Both do `work`, and write the same values to `out`, up to rounding.
+        """Run theirs() or ours(). Both do `work`, and write the same values to `out`, except for rounding.
 
-        repeatable: both may run many times, and so be timed; otherwise ours() runs if they have not been timed. If
+        repeatable: both may run many times, so they can be timed; otherwise, if not yet timed, ours() runs. If
         theirs() raises an exception while it is timed, ours() is chosen.
         """
         key = (work, out.shape, storage(out))

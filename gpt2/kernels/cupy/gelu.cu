@@ -1,4 +1,4 @@
-// GELU in GPT-2's tanh form (Hendrycks and Gimpel 2016), after the bias of the linear layer before it.
+// GELU in GPT-2's tanh form (Hendrycks and Gimpel 2016), fused with the bias of the preceding linear layer.
 //
 //     y = x/2 (1 + tanh(u)) = x / h,    h = 1 + exp(-2u),    u = s (x + 0.044715 x^3),    s = sqrt(2/pi)
 //     dy/dx = (1 + (x - y) 2 du/dx) / h,    du/dx = s (1 + 3*0.044715 x^2)

@@ -83,7 +83,7 @@ def residual_layernorm_forward(device, residual, out, mean, rstd, inputs, branch
 def layernorm_backward(
     device, dinputs, dweight, dbias, column_sums, doutputs, inputs, mean, rstd, weight, accumulate
 ):  # fmt: skip
-    """Add LayerNorm's gradient to dinputs (N, C), which holds the residual stream's; dweight, dbias (C,) = or +=."""
+    """Add LayerNorm's gradient to dinputs (N, C), the residual stream's gradient; dweight, dbias (C,) = or +=."""
     N, C = dinputs.shape
     kinds = 2 if column_sums is None else 3
     blocks, warps, shared_bytes = _lasting_blocks(device, kinds * C * np.dtype(np.float32).itemsize)
@@ -130,7 +130,7 @@ def adamw(
 ):  # fmt: skip
     """Update flat arrays of one length in place: all float32 except the gradients.
 
-    master: the float32 copy of bfloat16 parameters. It is updated, and rounded into them as round_parameters does.
+    master: the float32 copy of bfloat16 parameters. It is updated, and then rounded into them (see round_parameters).
     """
     root = math.sqrt((1.0 - beta2) / (1.0 - beta2**step))  # as derived in kernels/numpy/adamw.py
     step_size = lr * (1.0 - beta1) / (1.0 - beta1**step) / root
@@ -192,7 +192,7 @@ def _grid(array):
 def _lasting_blocks(device, row_bytes: int):
     """Return (blocks, warps, dynamic shared memory in bytes) of a kernel whose blocks all run at the same time.
 
-    The blocks have as many warps as fit on the multiprocessors, each with row_bytes of shared memory.
+    As many warps as fit run on the multiprocessors, each with row_bytes of shared memory.
     """
 
     def blocks_at_once(warps):

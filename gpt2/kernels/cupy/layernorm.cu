@@ -32,7 +32,7 @@ __device__ float read_row(real* row, const Summands& from, int C) {
     return warp_sum(sum) / C;
 }
 
-// 1 / sqrt(var + epsilon), from deviations instead of squares, to avoid cancellation.
+// 1 / sqrt(var + epsilon). var comes from deviations instead of plain squares, to avoid cancellation.
 template <int W>
 __device__ float row_rstd(const real* row, float mean, int C) {
     float sum = 0.0f;
@@ -57,7 +57,7 @@ template <int W>
 __device__ void normalize(Summands from, real* out, float* mean, float* rstd, const real* weight, const real* bias, int N,
                           int C, real* shared) {
     const int warp = threadIdx.x / WARP, n = blockIdx.x * (blockDim.x / WARP) + warp;
-    if (n >= N) return;  // whole warps
+    if (n >= N) return;  // true for all lanes of a warp, or for none
     const long long at = static_cast<long long>(n) * C;
     real* row = shared + warp * C;
     from.inputs += at;
@@ -94,7 +94,7 @@ struct Row {
     float mean, rstd;
 };
 
-constexpr int PARAMETERS = 2, WITH_COLUMN_SUMS = 3;  // kinds of sums: dweight and dbias, and the column sums of dinputs
+constexpr int PARAMETERS = 2, WITH_COLUMN_SUMS = 3;  // kinds of sums: dweight, dbias; or also dinputs' column sums
 
 // Adds the row's terms at c, ... c + W - 1 to this warp's sums of dweight and dbias, and to the lane's of g and g n.
 template <int W>
@@ -151,7 +151,7 @@ __device__ void rows_backward(float* sums, real* dinputs, const real* doutputs, 
 }
 
 // First of two phases, with g = dy * weight:  dinputs += rstd (g - mean_c(g) - n mean_c(g n)),
-// partial_sums[block] = the sums over the block's rows of dy n, of dy and, with three kinds, of dinputs then.
+// partial_sums[block] = the sums over the block's rows of dy n, of dy and, with three kinds, of the new dinputs.
 // dinputs, doutputs, inputs (N, C); partial_sums (blocks, kinds, C) float32; mean, rstd (N,) float32; weight (C,).
 // Launch: any one-dimensional grid; grid and block size affect rounding. A warp processes one row at a time, with
 // dynamic shared memory of kinds*C float32 per warp.

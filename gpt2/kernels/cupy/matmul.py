@@ -1,6 +1,6 @@
-"""Matrix products on the device by cuBLASLt: row-major arrays, fused epilogues, algorithms chosen by timing or given.
+"""Matrix products with cuBLASLt: row-major arrays, fused epilogues, and algorithms that are chosen by timing or given.
 
-cuBLASLt is column-major: to it, a row-major matrix is its transpose. So out = left @ right is computed as
+cuBLASLt is column-major: it sees a row-major matrix as the transpose. So out = left @ right is computed as
 out^T = right^T left^T, with A = right and B = left. A transposed view (`weight.T`) costs nothing.
 """
 
@@ -161,7 +161,7 @@ class Matmul:
 
         bias (N,) is added to the product. bias and gelu_input (M, N): gelu_input = product + bias,
         out = gelu(gelu_input). dgelu_input (M, N): out = product * gelu'(dgelu_input). left_sums (M,) = the row sums of
-        left, a bias gradient. NoAlgorithm: cuBLASLt has no algorithm for it.
+        left, a bias gradient. NoAlgorithm: cuBLASLt has none.
         """
         recipe = make_recipe(out, left, right, _epilogue(bias, gelu_input, dgelu_input, left_sums))
         if recipe not in self.plans:
@@ -184,7 +184,7 @@ class Matmul:
         for candidate in plan.candidates(self._handle):
             try:
                 ms = self._time_ms(lambda: self._run(plan, candidate, out, left, right, accumulate))  # noqa: B023
-            except CublasError:  # proposed by cuBLASLt, and then refused
+            except CublasError:  # cuBLASLt proposed this algorithm, but refuses to run it
                 ms = math.inf
             plan.times_ms.append(ms)
             if ms < best_ms:

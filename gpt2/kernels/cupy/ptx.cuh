@@ -35,7 +35,7 @@ inline __device__ void load_matrices_transposed(unsigned* fragments, const void*
                  : "memory");
 }
 
-// Starts to copy 16 bytes from global to shared memory, or zeros unless `wanted`.
+// Starts to copy 16 bytes from global to shared memory; unless `wanted`, fills them with zeros.
 inline __device__ void copy_async(void* shared, const void* global, bool wanted) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :
@@ -43,6 +43,6 @@ inline __device__ void copy_async(void* shared, const void* global, bool wanted)
                  : "memory");
 }
 
-// Waits for the copies that this thread has started. A barrier must follow for other threads' copies.
+// Waits for the copies that this thread has started. To wait also for the copies of other threads, add a barrier.
 inline __device__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 #endif

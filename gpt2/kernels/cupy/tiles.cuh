@@ -1,7 +1,7 @@
 // A warp's products of tiles in shared memory: tensor cores in bfloat16, plain multiplications in float32.
 //
-// Attention needs two forms. Tiles in shared memory have rows of D elements, STRIDE<D> apart: one pack more than D, so
-// that the rows which a warp reads together are in different banks.
+// Attention needs two forms of products. Tiles in shared memory have rows of D elements, STRIDE<D> apart: one pack more
+// than D, so that rows which a warp reads together are in different banks.
 #pragma once
 #include "common.cuh"
 #include "ptx.cuh"
@@ -77,7 +77,7 @@ inline __device__ void multiply(Tile<M, D>& sums, const Tile<M, N>& left, const 
     }
 }
 #else
-// The same by plain multiplications, for tiles of one fragment's rows.
+// The same with plain multiplications, for tiles with the rows of one fragment.
 template <int D, int N>
 inline __device__ void multiply_transposed(Tile<FRAGMENT_ROWS, N>& sums, const real* left, const real* right) {
     left += row_of(0) * STRIDE<D>;

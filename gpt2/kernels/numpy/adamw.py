@@ -15,7 +15,7 @@ def adamw(
     cores, parameters, gradients, m, v, decaying, step, lr, beta1, beta2, eps, weight_decay, gradient_scale,
     master=None, first=0, rounding_seed=None,
 ):  # fmt: skip
-    """Update parameters, m and v, flat arrays of one length, by gradients * gradient_scale. `step` counts from 1.
+    """Update parameters, m and v, flat arrays of one length, with gradients * gradient_scale. `step` counts from 1.
 
     decaying: the ranges [(start, stop), ...] that weight decay applies to, in order.
     master, first, rounding_seed: for bfloat16 parameters, which this set does not have.

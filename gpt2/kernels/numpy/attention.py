@@ -1,9 +1,9 @@
-"""Causal self-attention, by blocks of query rows that skip the keys after them.
+"""Causal self-attention in blocks of query rows, which skip all later keys.
 
     S = Q K^T / sqrt(head size), masked above the diagonal;  P = softmax(S);  O = P V
 
-Only each row's logsumexp is kept, from which backward recomputes P (Dao et al. 2022): memory grows with T, not with
-T^2. A thread takes a few heads of one sequence, copied so that each head is contiguous.
+Only the logsumexp of each row is kept; backward recomputes P from it (Dao et al. 2022). So memory grows with T, not
+with T^2. A thread takes a few heads of one sequence, copied so that each head is contiguous.
 """
 
 import math
@@ -28,7 +28,7 @@ def attention_forward(cores, out, logsumexp, qkv, head_count, first=None):
 
     def work(b, heads):
         q, k, v = (part[b, heads] for part in parts)
-        if first is None:  # for few rows the copies do not pay
+        if first is None:  # for few rows, copying costs more than it saves
             q, k, v = (cores.near(name, part) for name, part in zip("qkv", (q, k, v), strict=True))
         for start in range(first or 0, T, ROWS):
             stop = min(start + ROWS, T)

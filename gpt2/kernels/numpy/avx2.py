@@ -1,4 +1,4 @@
-"""Products of numbers rounded to bfloat16 with float32 sums, by AVX2's fused multiply-add: pack, then compute `tiles`.
+"""Products of numbers rounded to bfloat16 with float32 sums, using AVX2's fused multiply-add: pack, then `tiles`.
 
 AVX2 has no instruction for bfloat16. But any product packs its operands (Goto and van de Geijn 2008). Rounding during
 packing costs little, while BLAS would have to read rounded copies again. Packed numbers are float32 with bfloat16
@@ -29,9 +29,9 @@ A_PANEL = 6
 B_VECTORS = 2
 B_PANEL = B_VECTORS * LANES
 DEPTH = 2  # packed operands are padded with zeros to a multiple of it
-SPILL_BYTES = 32  # after a panel of a, as its last 6 numbers are also stored as a vector of 8
+SPILL_BYTES = 32  # after a panel of a, whose last 6 numbers are also stored as a vector of 8
 TILE_BYTES = A_PANEL * B_PANEL * ITEM_BYTES  # for a tile at the edge, after packed a
-AHEAD = 8  # numbers of the summed axis are prefetched so far ahead before they are packed
+AHEAD = 8  # numbers of the summed axis are prefetched this far ahead of packing
 SLICE = 48  # columns of b that are packed and used at once
 A_GROUPS = 8  # panels that are packed side by side
 B_GROUPS = 64
@@ -289,7 +289,7 @@ def products(
 ):  # fmt: skip
     """Compute `count` products, whose operands and outputs are a step apart each; other arguments as in pack and tiles.
 
-    a_room, b_room hold packed blocks of rows_at_once and columns_at_once by depth_at_once, which is the whole depth for
+    a_room, b_room: buffers for packed blocks of rows_at_once and columns_at_once by depth_at_once, the whole depth for
     ROUND. A slice of b is multiplied with the first rows of a right after packing, while it is in the nearest cache.
     """
     item_bytes = 2 if mode == ROUND else 4

@@ -1,4 +1,4 @@
-"""Products of bfloat16 numbers with float32 sums, by AVX-512's VDPBF16PS: pack both operands, then compute `tiles`.
+"""Products of bfloat16 numbers with float32 sums, using AVX-512's VDPBF16PS: pack operands, then compute `tiles`.
 
 VDPBF16PS adds two products of bfloat16 numbers to each of 16 float32 sums. So operands are first packed as pairs along
 the summed axis: rows of `a` in panels of 8, columns of `b` in panels of 48, [pair][row or column] within each (Goto and
@@ -8,8 +8,8 @@ feed 24 instructions.
 Operands may be bfloat16, or float32, which packing rounds to nearest even. The instructions treat numbers below 2^-126
 as 0. Addresses and strides in bytes are int64, so that one compiled form serves all arrays.
 
-Python has no such instructions, so they are LLVM's (numba's @intrinsic). They are compiled only if available(): on
-other CPUs LLVM would end the process.
+Python has no such instructions, so they are generated as LLVM code (numba's @intrinsic). They are compiled only if
+available(): on other CPUs LLVM would end the process.
 """
 
 from functools import partial
@@ -181,7 +181,7 @@ def packed_bytes(width: int, depth: int) -> int:
 
 @compiled
 def pack(target, source, stride, depth_stride, item_bytes, width, depth, is_b):
-    """Pack an operand as avx2.pack does."""
+    """Pack an operand; see avx2.pack."""
     pairs = (depth + DEPTH - 1) // DEPTH * LANES
     pair_stride = PAIR_BYTES * (B_PANEL if is_b else A_PANEL)
     second_half = 32 if is_b else pairs * pair_stride
@@ -253,7 +253,7 @@ def products(
     count, rows, columns, depth, out, out_step, out_stride, a, a_step, a_stride, a_depth_stride, a_bytes, b, b_step,
     b_stride, b_depth_stride, b_bytes, a_room, b_room, rows_at_once, columns_at_once, depth_at_once, mode,
 ):  # fmt: skip
-    """Compute `count` products as avx2.products does.
+    """Compute `count` products; see avx2.products.
 
     bool(1) instead of True: for a literal, numba would compile another form of pack, which takes a second.
     """

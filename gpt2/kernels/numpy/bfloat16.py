@@ -21,7 +21,7 @@ def bfloat16_cores(threads: int) -> "BFloat16Cores":
     """Return the cores with the fastest products on this CPU."""
     if DotProductCores.kernels.available():
         return DotProductCores(threads)
-    if FmaCores.kernels.available() and "avx512f" not in cpu_features():  # with it BLAS is twice as fast
+    if FmaCores.kernels.available() and "avx512f" not in cpu_features():  # with AVX-512 BLAS is twice as fast
         return FmaCores(threads)
     return WideningCores(threads)
 
@@ -39,11 +39,11 @@ class BFloat16Cores(Cores):
     depth: int
 
     def rows_at_once(self, rows: int, depth: int) -> int:
-        """Return how many rows of the left operand, which has `rows`, form a block with `depth` numbers of k."""
+        """Return how many of the left operand's `rows` form a block with `depth` numbers of k."""
         return self.rows
 
     def multiply(self, a, b, out, rows, columns, finish):
-        """Compute a product as Cores.multiply does. Sums to be rounded stay in scratch, so k is taken whole."""
+        """Compute a product as Cores.multiply does. Sums to be rounded stay in scratch, so k is not cut."""
         rounds = out.dtype == bfloat16
         width = out.shape[1]
         for k in _blocks(slice(0, a.shape[1]), a.shape[1] if rounds else self.depth):

@@ -1,4 +1,4 @@
-"""The tied head with softmax cross-entropy. Logits are computed by blocks of columns and stored as exponentials, once.
+"""The tied head with softmax cross-entropy. Logits are computed once, in blocks of columns, and stored as exponentials.
 
     loss_n = log sum_v exp(logit_nv - logit_n,target),    dlogits = row_scale_n (E - onehot(target) rowsum(E))
 
@@ -34,7 +34,7 @@ def classifier_forward(
     blocks: yields the rows [start, stop) of wte to use next, as soon as they have arrived; None uses all at once.
     target_rows: (a table, the row of it for each target (N,)), for the targets' logits before all of wte has arrived.
     """
-    known = min(max(0, vocab_size - first_token), len(wte))  # pad rows do not count; the last shard may have no others
+    known = min(max(0, vocab_size - first_token), len(wte))  # pad rows do not count; the last shard may have only those
     own = np.flatnonzero((targets >= first_token) & (targets < first_token + known))
     columns = targets[own] - first_token
     table, places = target_rows or (wte, columns)

@@ -1,4 +1,4 @@
-"""Compile with numba once per node: processes load the forms that another process has compiled.
+"""Compile with numba once per node: a process loads the forms that another process has compiled.
 
 A form is a function compiled for certain argument types. numba's own cache writes an index of a function's forms and
 then a file for each form. This fails in three ways. Two processes that compile different forms at once may leave an
@@ -27,7 +27,7 @@ from numba.core.serialize import dumps
 from gpt2.errors import UserError
 from gpt2.files import alone, machine_folder, regular, replacing
 
-WAIT_S = 30.0  # for another process to compile a form, which takes a second; then this one compiles it, too
+WAIT_S = 30.0  # for another process to compile a form, which takes a second; then this process also compiles it
 
 
 def compiled(function=None, *, fastmath=False):

@@ -23,8 +23,8 @@ LEAST_PIECE = 256  # rows or columns
 class Cores:
     """`threads` threads of this process, one of which is the calling thread. Products have the dtype of their arrays.
 
-    operand_dtype: the dtype of activations that are only operands of products; None for the parameters'.
-    how: the way to compute products. meanwhile(), unless None: called between pieces of long products, by the
+    operand_dtype: the dtype of activations that are only operands of products; None for the dtype of parameters.
+    how: how products are computed. meanwhile(), unless None: called between pieces of long products, by the
     calling thread, so that communication makes progress.
     """
 
@@ -41,7 +41,7 @@ class Cores:
                 library.set_num_threads(1)
 
     def scratch(self, name: str, shape, dtype) -> np.ndarray:
-        """Return an uninitialized array. It belongs to the calling thread until that asks for the same name again."""
+        """Return an uninitialized array. It belongs to the calling thread until its next request for the same name."""
         buffers = self._thread_local.__dict__
         needed_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         if name not in buffers or buffers[name].nbytes < needed_bytes:
@@ -77,7 +77,7 @@ class Cores:
         """Compute independent products (a, b, out, finish), out (rows, columns) = a @ b, at the same time.
 
         They are cut into as many parts as keep all threads busy; two products on two threads stay whole. Cutting the
-        longer side of `out` packs less data twice. finish: as multiply calls it, or None.
+        longer side of `out` packs less data twice. finish: as in multiply, or None.
         """
         parts = self.threads // len(products) if self.threads % len(products) == 0 else self.threads
         tasks = [
@@ -164,7 +164,7 @@ class _Worker:
 
 
 def _parts(parts: int, rows: int, columns: int):
-    """Cut a product into at most so many parts: (rows, columns), two slices, of each."""
+    """Cut a product into at most `parts` parts: two slices (rows, columns) for each."""
     longer = max(rows, columns)
     parts = min(parts, longer)
     cuts = [slice(longer * part // parts, longer * (part + 1) // parts) for part in range(parts)]

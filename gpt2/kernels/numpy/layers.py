@@ -10,7 +10,7 @@ them ends in GELU, in GPT-2's tanh form (Hendrycks and Gimpel 2016):
     y = x/2 (1 + tanh(u)) = x / h,    h = 1 + exp(-2u),    u = s (x + 0.044715 x^3),    s = sqrt(2/pi)
     dy/dx = (1 + (x - y) 2 du/dx) / h,    du/dx = s (1 + 3*0.044715 x^2)
 
-Forward has computed all terms of the slope. So it stores the slope where x was, and backward is one multiplication.
+Forward computes all terms of the slope anyway. So it stores the slope instead of x, and backward is one multiplication.
 """
 
 from functools import partial
@@ -26,8 +26,8 @@ ROWS = 128  # rows that one float32 sum adds up: a sum over all rows of a batch 
 def embedding_forward(cores, out, tokens, wte, wpe, first_token=0):
     """Compute out[b, t] = wte[tokens[b, t]] + wpe[t].  out (B, T, C), tokens (B, T) int, wte (Vp, C), wpe (context, C).
 
-    With a vocabulary shard, whose rows begin at first_token, out is this shard's term of the sum over shards: other
-    shards' tokens count 0, and wpe is None if another tp rank adds it.
+    With a vocabulary shard, whose rows begin at first_token, out is this shard's term of the sum over shards: tokens
+    of other shards count 0, and wpe is None if another tp rank adds it.
     """
     for sequence, row in zip(out, tokens - first_token, strict=True):
         np.take(wte, row, axis=0, out=sequence, mode="clip")
@@ -82,7 +82,7 @@ def layernorm_forward(cores, out, mean, rstd, inputs, weight, bias):
 def residual_layernorm_forward(cores, residual, out, mean, rstd, inputs, branch, branch_bias, weight, bias):
     """Compute residual = inputs + (branch + branch_bias), out = LayerNorm(residual), in one pass over the rows.
 
-    All (N, C) but mean, rstd (N,) and branch_bias, weight, bias (C,).
+    All are (N, C), except mean, rstd (N,) and branch_bias, weight, bias (C,).
     """
     arrays = residual, loops.bits(out), mean, rstd, inputs, branch, branch_bias, weight, bias
     cores.for_parts(len(inputs), partial(loops.residual_layernorm, *arrays, EPSILON))
@@ -91,7 +91,7 @@ def residual_layernorm_forward(cores, residual, out, mean, rstd, inputs, branch,
 def layernorm_backward(
     cores, dinputs, dweight, dbias, column_sums, doutputs, inputs, mean, rstd, weight, accumulate
 ):  # fmt: skip
-    """Add LayerNorm's gradient to dinputs, which holds the residual stream's; dweight, dbias = or +=.
+    """Add LayerNorm's gradient to dinputs, the gradient of the residual stream; dweight, dbias = or +=.
 
     column_sums (C,), unless None, = the column sums of dinputs afterwards: the gradient of branch_bias.
     With n = (x - mean) rstd and g = dy * weight:  dx = rstd (g - mean_c(g) - n mean_c(g n)).

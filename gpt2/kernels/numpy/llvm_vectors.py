@@ -1,6 +1,6 @@
 """LLVM's vector instructions, which numba does not offer, for @intrinsic (avx512_bf16.py, avx2.py).
 
-The last two functions generate what both products share: the sums of one tile, held in registers, and their storing.
+The last two functions generate code that both share: the sums of one tile, held in registers, and their storage.
 The first argument is llvmlite's builder. An address is an int64 without alignment. A word is a pair of bfloat16. The
 constants are for AVX-512.
 """

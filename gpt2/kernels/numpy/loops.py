@@ -21,7 +21,7 @@ def _exp(x):
     """Compute e**x: in float32 within 1 ulp, 0 below -88, infinity above 88.3, NaN for NaN."""
 
 
-# No fastmath from the caller: it would simplify the rounding below away.
+# No fastmath from the caller: it would optimize away the rounding below.
 @overload(_exp, jit_options={"error_model": "numpy", "fastmath": False})
 def _exp_of_dtype(x):
     if x is not numba.float32:

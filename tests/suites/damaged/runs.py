@@ -12,6 +12,7 @@ A time or a rate has no checksum: another value is another value.
 
 import json
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from scripts.plot import report
 from scripts.prediction.replayed_run import advise_from_run
 from scripts.prediction.run_prediction import own_schedule
 from scripts.reports.verdict import as_text, diagnose
-from scripts.training.lock_file import LOCK, look, own_lock
+from scripts.training.lock_file import LOCK, Lock, look, own_lock
 from tests.support import chrome_check, faulty_runs, paraver_check
 from tests.support.mutations import Damaged, Mutator
 from traces import RunError, read_run
@@ -211,7 +212,7 @@ def lock(folder: Path) -> Damaged:
 
     def judge(mutant, value):
         if value is not None:
-            stands_there = json.loads(mutant)
+            stands_there = asdict(Lock()) | json.loads(mutant)
             assert all(stands_there[name] == field for name, field in json.loads(value.content()).items())
 
     def read():
