@@ -1,4 +1,4 @@
-"""Read a model that was stored in some model shards into other model shards (model_shards.py).
+"""Read a model that was stored as one set of model shards into another set (model_shards.py).
 
 A shard's tensor is a box of the whole model's tensor, with elements in the same order. So the intersection of two
 shards' tensors is also a box. Tensors are read one after another, some rows at a time.
@@ -20,7 +20,7 @@ Box = tuple[tuple[int, int], ...]  # [start, stop) along each axis of a whole te
 def read_range(layout: Layout, start: int, out: np.ndarray, stored: list[tuple[Layout, Callable]]) -> None:
     """Fill out (n,) with elements [start, start + n) of the flat buffer of `layout`; 0 beyond its last parameter.
 
-    stored: [(layout, read), ...] of all shards of a model; read(start, out) fills out from a shard's flat buffer.
+    stored: [(layout, read), ...] of all shards of a model; read(start, out) fills `out` from a shard's flat buffer.
     """
     out.fill(0.0)
     for tensor in layout.tensors:

@@ -7,10 +7,10 @@
 Every contender is a separate process, so that its peak memory can be measured. --vs torch adds PyTorch, eager and
 compiled; torch is not a dependency of the project.
 
-On CPUs contenders take turns, so that drifts of the machine affect all of them. The floor is the time of the step's
-matrix products alone, with the same shapes, dtype and threads; attention's products include the masked half. A bfloat16
-step is also compared with ours in float32. "peak / it" divides the time of the products at the CPU's measured peak by
-the contender's step: 1 cannot be exceeded.
+On CPUs contenders take turns, so that drifts of the machine affect all of them. "matrix products alone" is the time of
+the step's matrix products, with the same shapes, dtype and threads; attention's products include the masked half. A
+bfloat16 step is also compared with ours in float32. "peak / it" divides the time of the products at the CPU's measured
+peak by the contender's step: it cannot exceed 1.
 
 On a GPU (--backend cupy) each contender has the GPU to itself. The table shows each of our kernels beside the time that
 its bytes or operations take at this GPU's rates, measured in the same run. --vs llmc=PATH runs a train_gpt2cu of llm.c
@@ -70,7 +70,7 @@ def parse():
     add("--repeat", type=int, default=7, metavar="R", help="turns of each contender (7): a step on CPUs, five on a GPU")
     rivals = "also measure PyTorch, eager and compiled; with cupy also the train_gpt2cu of llm.c at PATH"
     add("--vs", type=rival, action="append", default=[], metavar="torch|llmc=PATH", help=rivals)
-    peak = "with cupy: 100%% in MFU (this GPU's datasheet, dense bfloat16)"
+    peak = "with cupy: the peak that counts as 100%% MFU (this GPU's datasheet, dense bfloat16)"
     add("--peak-tflops", type=float, metavar="TFLOPS", help=peak)
     add("--json", type=Path, metavar="FILE", help="write all measurements to this file")
     add("--contender", nargs=2, help=argparse.SUPPRESS)  # starts a contender's process: NAME SHAPE

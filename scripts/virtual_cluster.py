@@ -44,7 +44,7 @@ def parser() -> Parser:
     add("--ranks-per-node", type=int, metavar="P", help="ranks per node; the last node gets the rest (N/M, rounded up)")
     add("--first-node", type=int, metavar="K", help="ranks on node0 (P)")
     add("--slow", action="append", default=[], metavar="HOST[:in|:out]:RATE", help="rate of this port; may be repeated")
-    add("--burst", type=size_in_bytes, metavar="BYTES", help="bytes sent at once after a pause: 512KiB (2 ms)")
+    add("--burst", type=size_in_bytes, metavar="BYTES", help="burst after a pause, such as 512KiB (2 ms at the rate)")
     add("--delay", metavar="TIME", help="delay of packets that leave a node, such as 100us; needs a kernel with netem")
     # BBR drains its pipe for 200 ms every 10 s; one draining connection delays a whole ring.
     add("--congestion", default="reno", metavar="NAME", help="TCP congestion control of the hosts (reno)")

@@ -59,7 +59,7 @@ def run(arguments, command: list[str]) -> int:
     check_slurm()
     program.check_command(command)
     if arguments.ranks_per_node < 1 or arguments.gpus_per_node < 0:
-        raise ClusterError("--ranks-per-node is 1 or more, --gpus-per-node 0 or more")
+        raise ClusterError("--ranks-per-node must be 1 or more, --gpus-per-node 0 or more")
     host_addresses(arguments.nodes)
     bits_per_s(arguments.rate)
     end_clusters()

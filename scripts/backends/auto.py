@@ -2,7 +2,7 @@
 
 On cores the cost model predicts the step of every strategy that fits into memory, from the measured links and compute
 times (step_timing.py). If the best predictions are close, a trial of their exchanges corrects them. On one node overlap
-is not considered: the cores that compute also exchange, so nothing can be hidden. One rank exchanges nothing. The
+is not considered: the cores that compute also exchange, so nothing can be hidden. A single rank exchanges nothing. The
 choice takes less than two seconds.
 
 Between GPUs a trial compares all strategies that may be fastest, without overlap unless --overlap is given. The cost
@@ -130,7 +130,7 @@ def choose_on_cores(
 ) -> AutoChoice:
     """Choose the form with the shortest step. Collective.
 
-    training: the work of a step, with timed seconds. links: from probe_links.
+    training: the work of a step, with its measured times. links: from probe_links.
     """
     kinds = {form.name: form.kind for form in forms}
     places = training.parameters, world.size, world.node_count
@@ -165,9 +165,9 @@ def others_text(best: Form, order: list[Form], beside: dict[Form, float]) -> str
 
 
 def near(forms: list[Form], steps: dict[str, PredictedStep], count: int) -> list[str]:
-    """Return the strategies to try: the `count` fastest if they are close, and all without declared messages.
+    """Return the strategies to try: the `count` fastest if they are close, and all that declare no messages.
 
-    On one node only the model decides, because messages go through memory.
+    On one node the caller passes `count` 1, because messages go through memory.
     """
     unknown = dict.fromkeys(form.name for form in forms if form.kind.traits.messages is None)
     shortest = {}
@@ -207,7 +207,7 @@ def corrected(
 
 
 def with_exchange(kind: type[Strategy], step: PredictedStep, training: Training, seconds: float) -> PredictedStep:
-    """Complete a step that the model cannot predict with a measured exchange of `seconds`."""
+    """Use a measured exchange of `seconds` to complete a step that the model cannot predict."""
     exchange = Prediction(seconds, np.zeros(1), np.zeros(1), [])
     update_s = training.update_s * step.memory.updated_share(training.parameters)
     return replace(
@@ -217,7 +217,7 @@ def with_exchange(kind: type[Strategy], step: PredictedStep, training: Training,
 
 
 def trial_seconds(world: World, kinds: dict[str, type[Strategy]], size: int, wire_format: WireFormat) -> dict:
-    """Return the median seconds of each strategy's exchange of `size` elements, measured in turns. Collective."""
+    """Return the median seconds of each strategy's exchange of `size` elements, measured in turn. Collective."""
     own_buffers = OwnBuffers(world, size)
     ports = Ports()
     begun = time.monotonic()

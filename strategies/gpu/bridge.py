@@ -1,7 +1,8 @@
 """Bridges between the model's arrays on a GPU and the float32 exchange buffers of a strategy, wherever those are.
 
 The training loop uses a bridge as its strategy. The bridge copies final gradients to the exchange buffers before it
-tells the strategy, and new parameters to the model before their use. If model and strategy share arrays, none is used.
+tells the strategy that they are final, and new parameters to the model before their use. If model and strategy share
+arrays, none is used.
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ class FlatPair:
 class Bridge:
     """Connects the model to a strategy that has separate arrays. model, exchanged: the FlatPairs of either side.
 
-    rounded: the bfloat16 model's parameters, of which updates write this rank's part (gpt2/rounding.py), or None.
+    rounded: the bfloat16 model's parameters (gpt2/rounding.py), or None; updates write this rank's part of them.
     """
 
     def __init__(self, strategy, model: FlatPair, exchanged: FlatPair, tracer, rounded: RoundedParameters | None):
@@ -64,7 +65,7 @@ class Bridge:
 
 
 class CastingBridge(Bridge):
-    """Both sides are on the GPU, the model in bfloat16: casts, queued on one stream."""
+    """Both sides are on the GPU, the model in bfloat16: copies are casts, queued on one stream."""
 
     def gradients_final(self, start, stop):
         self.exchanged.gradients[start:stop][:] = self.model.gradients[start:stop]
@@ -79,8 +80,8 @@ class HostBridge(Bridge):
 
     The strategy learns that gradients are final when their copy is complete. `progress` tests for that; only `update`
     waits. A strategy that does not keep gradients also gathers parameters, and all ranks must start their exchanges in
-    the same order. So it learns at fixed moments that a range is final: when the next range is final, and for the last
-    range at once. From then on the range's place in host memory and on the GPU may be overwritten.
+    the same order. So it learns of a final range at a fixed point: when the next range becomes final, or for the last
+    range immediately. From then on the range's place in host memory and on the GPU may be overwritten.
     """
 
     def __init__(self, strategy, model: FlatPair, exchanged: FlatPair, tracer, rounded, staging: HostStaging):

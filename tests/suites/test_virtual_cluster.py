@@ -234,7 +234,7 @@ MISTAKES = [
 ]  # fmt: skip
 SLURM_MISTAKES = [
     (virtual_slurm, "run --nodes 0", "--nodes 0: expected 1 to 250"),
-    (virtual_slurm, "run --nodes 1 --ranks-per-node 0", "--ranks-per-node is 1 or more"),
+    (virtual_slurm, "run --nodes 1 --ranks-per-node 0", "--ranks-per-node must be 1 or more"),
     (virtual_slurm, "run --nodes 1 --rate pear", "'pear' is no rate"),
 ]
 

@@ -92,7 +92,7 @@ def legend_handles(parts, between: str = " / ") -> list[Patch]:
 
 @contextmanager
 def page(width: float, inches: float, title: str, subtitle: str = "", legend=(), notes=()):
-    """Open a Figure for a picture of this width, and of `inches` height without title, legend and notes.
+    """Open a Figure for a picture of this width, and of `inches` height not counting title, legend and notes.
 
     title: the finding. legend: handles, drawn in one row. notes: parts of the footnote.
     """

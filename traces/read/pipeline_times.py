@@ -2,11 +2,11 @@
 
 With tau_s the seconds that stage s computes for a microbatch (exchanges between tensor-parallel shards included), m
 microbatches and p stages, a step takes (m-1) max tau + sum tau if messages take no time (Huang et al. 2019; Narayanan
-et al. 2021). The mean stage waits for
+et al. 2021). The waiting of a stage, mean over stages, by cause:
 
     structure   (p-1) mean tau            the bubble of equal stages, (p-1)/(m+p-1) of the step
     imbalance   (m-1) (max tau - mean)    the longest stage delays the others in each microbatch
-    transfer    the rest that was measured: messages, and microbatches of varying length
+    transfer    the rest of the measured waiting: messages, and microbatches of varying length
 
 Waiting is measured as a rank's time in receives, and its time after its last backward until the last stage of its
 replica is done, wherever it waits: in the norm, for other replicas, at the end of the step. Exchanges during that time
@@ -97,7 +97,7 @@ def pipeline_of(run: Run, times: StepTimes) -> PipelineTimes | None:
 
 
 def bubbles_ns(run: Run, waits: list[np.ndarray]) -> list[np.ndarray]:
-    """Return the ns at the start of each record that waited for the replica's other stages: per rank (n,) int64.
+    """Return how many ns, from its start, each record waited for the replica's other stages: per rank (n,) int64.
 
     waits: all waiting, as in StepTimes. Without stages all are 0.
     """
@@ -168,7 +168,7 @@ def shortest_forwards(run: Run, times: StepTimes) -> np.ndarray:
 
 
 def stage_work(pipeline: PipelineTimes) -> tuple[float, np.ndarray] | None:
-    """Return, for a microbatch, seconds of a layer, and (p,) of each stage's other work. None if layers are unknown.
+    """Return a layer's seconds per microbatch, and (p,) seconds of each stage's other work; None if layers are unknown.
 
     A layer's time is taken from the median of the stages between the first, which has the embedding, and the last,
     which has the head; with two stages, from the first.
