@@ -82,7 +82,7 @@ def parser() -> OneLineParser:
 
 
 def bench(settings, training: list[str], world) -> dict:
-    """Measure every contender in turns and return the report. Collective."""
+    """Measure every contender in turn and return the report. Collective."""
     reference = settings_of("ours", training, settings.steps + 1, settings.out)
     with world.together(UserError):
         s, config = complete(reference, world.size)

@@ -1,4 +1,4 @@
-"""Train with several strategies in turns, and draw one comparison.
+"""Train with several strategies in turn, and draw one comparison.
 
     python scripts/compare.py --ranks 4 --strategies reduce-bcast,sliced,reduce-scatter
     python scripts/compare.py --ranks 2 --strategies all --out runs/124M -- --model gpt2-124M --steps 5

@@ -2,7 +2,7 @@
 
     python scripts/job.py > train.sbatch                       then: sbatch --nodes=4 train.sbatch RUN [FLAGS...]
     python scripts/job.py --launcher mpirun > train.sbatch     if srun cannot start this MPI (docs/slurm.md)
-    python scripts/job.py --sweep > sweep.sbatch               one job per strategy; each runs train.sbatch
+    python scripts/job.py --sweep > sweep.sbatch               one job per strategy; each runs your train.sbatch
 
 Edit the block at the top of the script for your site: partition, nodes, ranks per node, time, modules. The script's
 first lines describe what it does.

@@ -56,7 +56,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--out", metavar="DIR", type=Path, help=out)
     rounds = "the runs are R rounds of the same strategies, one round after another: show each strategy once, with "
     add("--rounds", metavar="R", type=int, default=1, help=f"{rounds}median and spread of its rounds (1)")
-    which = "which start of a resumed run, counted from 1 (the last); drawn into RUN/plots/start-K, or --out"
+    which = "start of a resumed run, counted from 1 (the last); drawn into RUN/plots/start-K, or --out"
     add("--start", metavar="K", type=int, help=which)
     settings = parser.parse_args(arguments)
     if settings.rounds < 1:

@@ -5,10 +5,10 @@
     python scripts/prepare.py fineweb/*.parquet --out data/fineweb --processes 64
 
 Reads .txt and .jsonl (one document per line, in --field), both also as .gz or .zst (needs the package zstandard), and
-.parquet (needs pyarrow). In a folder it reads every such file at any depth, sorted by path; it follows links, leaves
-out hidden files, and prints what else it leaves out. A named file with another extension is read as plain text. Each
-.txt file, line or row is a document. The end-of-text token goes between documents (a newline with --tokenizer bytes);
-empty documents are left out and counted.
+.parquet (needs pyarrow). In a folder it reads every such file at any depth, sorted by path; it follows links, skips
+hidden files, and lists other files that it skips. A named file with another extension is read as plain text. Each .txt
+file, line or row is a document. The end-of-text token goes between documents (a newline with --tokenizer bytes); empty
+documents are left out and counted.
 
 The last --val-percent of the characters become the validation split. The tokens are the same as with `train.py --text`.
 The files DIR/NAME_train_000000.bin ... and DIR/NAME_val_000000.bin ... do not depend on the number of processes.

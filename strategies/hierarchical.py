@@ -3,9 +3,10 @@
     each bucket: for each rail a ring of nodes, which adds the gradients of all ranks of a node on the way
     AdamW: each rank on its part of the node's shared parameters
 
-A node's port carries 2 (M-1)/M D each way, the bound. Each bucket is cut into rails, as many as the smallest node has
-ranks. Local rank l of every node runs the ring of rail l, and writes its sums to `node_sum`, the leader's gradients. A
-node holds the parameters once, in shared memory; a rank the optimizer state of its part (2 D / ranks of the node).
+A node's port carries 2 (M-1)/M D each way, the bound. Each bucket is cut into one part per rail; there are as many
+rails as the smallest node has ranks. Local rank l of every node runs the ring of rail l, and writes its sums to
+`node_sum`, the leader's gradients. A node holds the parameters once, in shared memory; each rank holds the optimizer
+state of its part (2 D / ranks of the node).
 After half of the ring each sum is complete on one rank: the norm is computed during the other half.
 
 With a split embedding, the node that owns a chunk of the head's sum adds the sparse rows to this chunk after the ring.

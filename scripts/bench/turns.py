@@ -1,4 +1,4 @@
-"""Measure contenders in turns, and summarize their times."""
+"""Measure contenders in turn, and summarize their times."""
 
 import statistics
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Measure exchanges in turns (seconds, CPU seconds, bytes through each node's ports) and check their sums.
+"""Measure exchanges in turn (seconds, CPU seconds, bytes through each node's ports) and check their sums.
 
 Each counted exchange follows an uncounted exchange of the same contender, as in training: TCP keeps the congestion
 windows of the previous exchange, and they are small if many ranks sent into one port. Between exchanges, ranks sleep in

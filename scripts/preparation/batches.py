@@ -82,7 +82,7 @@ def cut_pieces(source: Input, field: str, splits: bool) -> Iterator[Chunk]:
 
 
 def find_cut(text: str, start: int, path) -> int:
-    """Return the end of the piece that begins at `start`; 0 if it needs no cut, or more text before a cut is found."""
+    """Return the end of the piece that begins at `start`; 0 if it needs no cut, or if finding one needs more text."""
     cut = CUTTER.end_of_piece(text, start, BATCH_CHARACTERS)
     if not cut and len(text) - start > LONGEST_RUN:
         raise UserError(

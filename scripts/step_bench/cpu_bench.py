@@ -35,7 +35,7 @@ def bench(settings, config) -> int:
 
 
 def measure(settings, names: list[str]) -> dict[str, list[dict]]:
-    """Measure in turns, after two uncounted steps. Return each contender's answers for the counted steps."""
+    """Measure in turn, after two uncounted steps. Return each contender's answers for the counted steps."""
     results = {name: [] for name in names}
     shape = selected(settings, *SHAPE)
     with ExitStack() as stack:

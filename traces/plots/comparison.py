@@ -19,7 +19,7 @@ LABEL_CHARACTERS = 22  # left of a horizontal bar
 UNDER_BAR = 14  # characters of a line under a bar
 BAR_INCHES = 0.34
 GAP_INCHES = 0.30
-# A run with rounds has a higher row: a thinner bar, and below the bar a line with a circle for each round.
+# A run with rounds has a taller row: a thinner bar, and below the bar a line with a circle for each round.
 ROW_INCHES = 0.46
 BAR_HEIGHT = 0.54
 BAR_RISE = 0.14
@@ -58,7 +58,7 @@ def draw_phases(measured: list[TimedRun]) -> Figure:
 
 
 def _finding(measured: list[TimedRun]) -> tuple[str, str]:
-    """Return title and subtitle of several runs: the fastest one. Each run's own verdict is above its timeline."""
+    """Return title and subtitle for several runs: the fastest, and why. Each run's verdict is above its timeline."""
     runs = [one.figures for one in measured]
     sentence = verdict(runs)
     return sentence[0].upper() + sentence[1:], grounds(runs)
@@ -154,7 +154,7 @@ def _rounds_ms(figures: dict) -> list[float]:
 
 
 def _draw_rounds(axes, place: float, rounds_ms: list[float]) -> None:
-    """Draw a circle for each round, on a line from the fastest to the slowest, which shows overlaps."""
+    """Draw a circle for each round, on a line from fastest to slowest: the lines show which runs overlap."""
     axes.plot([min(rounds_ms), max(rounds_ms)], [place] * 2, color=look.INK, linewidth=1.2, clip_on=False)
     style = {"markersize": 4.5, "markerfacecolor": "white", "markeredgecolor": look.INK}
     axes.plot(rounds_ms, [place] * len(rounds_ms), "o", clip_on=False, zorder=3, **style)
@@ -167,7 +167,7 @@ def _bar_label(figures: dict) -> str:
 
 
 def _speed_text(figures: dict, ranked: list[dict], runs: list[dict]) -> str:
-    """Return the run's speed and its ratio to the slowest run, left out in a tie, where it may be noise."""
+    """Return the run's speed and its ratio to the slowest run's. Leave out the ratio in a tie: it may be noise."""
     text = speed_text(figures, runs).removesuffix(" a step")
     is_proven = figures in ranked and (figures not in (best := fastest(runs)) or len(best) == 1)
     ratio = slowness(ranked[0], runs) / slowness(figures, runs) if is_proven else 1.0

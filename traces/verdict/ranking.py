@@ -1,6 +1,6 @@
 """Rank several runs: which one is fastest, and whether that is more than noise.
 
-Where each strategy was trained several times in turns (scripts/compare.py), its speed is the median over these rounds,
+Where each strategy was trained several times in turn (scripts/compare.py), its speed is the median over these rounds,
 and the differences between rounds are the noise. A run is the fastest if each of its rounds is faster than every round
 of every other run, and its median by LEAST_DIFFERENCE. Otherwise it ties with all runs that it does not beat. This
 assumes no distribution: if all runs are equally fast, every order of their rounds is equally likely. `chance` is the
