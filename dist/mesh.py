@@ -39,6 +39,13 @@ class Mesh:
         several = [(word, key) for word, key, count in axes if count > 1]
         return [" ".join(f"{word} {place[key]}" for word, key in several) for place in self.coordinates]
 
+    def close(self) -> None:
+        """Free the groups' communicators: an MPI library has some two thousand per process. Collective over the job."""
+        for world in (self.data_world, self.model_world, self.shards_world, self.stages_world):
+            if world.whole is not None:
+                world.local_comm.Free()
+                world.comm.Free()
+
 
 def make_mesh(world: World, tensor: int, pipeline: int) -> Mesh:
     """Make the mesh of all ranks of the job, with `tensor` shards and `pipeline` stages. Collective."""

@@ -29,8 +29,8 @@ class World:
 
     Nodes are numbered from 0, in the order of their first ranks, the leaders. whole: the job's world if this is the
     world of a group, else None. Ranks, sizes and nodes describe the group, but printing and ending concern the whole
-    job: other groups would wait forever for a group that ended alone. Communicators that the job makes from these are
-    never freed: it makes a few dozen, an MPI library has some two thousand per process, and MPI_Finalize frees them.
+    job: other groups would wait forever for a group that ended alone. Exchanges duplicate
+    these communicators and leave the copies to MPI_Finalize: a job makes a few dozen.
     """
 
     comm: "MPI.Intracomm"

@@ -137,7 +137,7 @@ def check_arrays(settings: Settings, why: str = "") -> None:
             f"--tf32 with --backend numpy{why}, whose products are float32: use --backend cupy, or leave it out"
         )
     if settings.tf32 and settings.dtype != "float32":
-        raise UserError(f"--tf32 with --dtype {settings.dtype}, the format of its products: leave one of them out")
+        raise UserError(f"--tf32 with --dtype {settings.dtype}, whose products are not float32: leave one of them out")
     kind = None if is_auto(settings.strategy) else find(settings.strategy)
     if settings.stochastic_rounding:
         if settings.dtype != "bfloat16":

@@ -4,6 +4,7 @@ If each rank has a whole model, the mesh is the world, and there are no partners
 """
 
 from collections.abc import Callable
+from contextlib import closing
 
 from dist.mesh import make_mesh
 from dist.progress_engine import progressing
@@ -46,13 +47,13 @@ class SharedModel:
     """A rank's place among the ranks that share a model. Collective.
 
     mesh: see dist/mesh.py. whole, layout: Layout of the whole model, and of this rank's model shard. stages: the stage
-    of each rank. parts, stage_links: the partners, after `meet_partners`; else None. resources: closes the partners.
+    of each rank. parts, stage_links: the partners, after `meet_partners`; else None. resources: closes both.
     """
 
     def __init__(self, cut: ModelCut, config: GPT2Config, world: World, resources):
         self.cut = cut
         self._resources = resources
-        self.mesh = make_mesh(world, cut.tensor, cut.pipeline)
+        self.mesh = resources.enter_context(closing(make_mesh(world, cut.tensor, cut.pipeline)))
         if self.mesh.spans_nodes:
             world.print(
                 "warning: parts of --tensor-parallel lie on several nodes, so every layer waits for the network: start "

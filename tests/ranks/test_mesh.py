@@ -8,6 +8,7 @@ import pytest
 from dist import shared_memory
 from dist.buffers import NodeBuffers
 from dist.mesh import make_mesh
+from dist.mpi import MPI
 from dist.shard_sums import RingSums, SharedMemorySums, new_shard_sums
 from dist.waiting import wait
 from dist.world import world_of
@@ -71,6 +72,14 @@ def test_without_parts_and_stages_copies_are_the_job(comm):
     mesh = make_mesh(world, 1, 1)
     assert mesh.data_world is world
     assert (mesh.replica, mesh.data) == (comm.rank, 3)
+
+
+@pytest.mark.ranks(2)
+def test_communicators_are_given_back(comm):
+    mesh = make_mesh(world_of(comm, comm.Split(0, comm.rank)), 2, 1)
+    mesh.close()
+    for world in (getattr(mesh, name) for name in GROUPS):
+        assert world.comm == world.local_comm == MPI.COMM_NULL
 
 
 @pytest.mark.ranks(4)

@@ -82,8 +82,9 @@ class Job:
         self.wait_until_gone()
 
     def _is_gone_or_killed(self) -> bool:
-        send(signal.SIGKILL, *processes_of(self.run))
-        return self._is_gone()
+        left = processes_of(self.run)
+        send(signal.SIGKILL, *left)
+        return not left and self._is_gone()  # a process that a killed one has just forked is found the next time
 
     def wait_until_gone(self) -> None:
         """Failed where the launcher or a rank is still there: it would write what the next start writes."""
