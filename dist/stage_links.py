@@ -95,7 +95,7 @@ class StageLinks:
                 self._wait(self._head_receives.popleft())
 
     def progress(self) -> None:
-        """Advance messages under way, without waiting: large messages need MPI calls at both ends."""
+        """Advance the messages in flight without waiting. Large messages need MPI calls at both ends."""
         while self._sends and self._sends[0][1].Test():
             self._free.append(self._sends.popleft()[0])
         for requests in (self._head_sends, self._head_receives):

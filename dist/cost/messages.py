@@ -78,7 +78,7 @@ def in_turn(*calls: Messages) -> Messages:
 
 
 def rooted_calls(setting: Setting, collective: str) -> list[Messages]:
-    """Return one call of a rooted collective per rank; each rank is the root of its own slice of the vector."""
+    """Return the messages of one rooted collective per rank, in which this rank is the root of its slice."""
     slices = setting.blocks(len(setting.placement))
     calls = []
     for root, alike in roots_of(len(slices)):

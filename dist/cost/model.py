@@ -108,7 +108,7 @@ def lower_bound_s(cluster: Cluster, size_bytes: int) -> float:
 
 
 def exchange_seconds(stages: list[Stage], cluster: Cluster, library: str) -> float:
-    """Return the seconds of all stages; replay those that are not all_together. library: decides the protocols."""
+    """Return the seconds of all stages. Those not all_together are replayed, with the protocols of `library`."""
     ranks = len(cluster.placement)
     apart = [stage for stage in stages if not stage.all_together]
     if ranks * sum(stage.repeat * len(stage.size) for stage in apart) > MOST_REPLAYED:

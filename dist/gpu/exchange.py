@@ -7,7 +7,7 @@ from dist.wire import WireFormat
 
 
 class StreamExchange:
-    """Exchanges of a `kind`: DeviceCollectives, AllreduceCall, DeviceRing, DeviceTree or NodeExchange. Collective.
+    """Exchanges of one `kind`, a class such as DeviceRing, DeviceTree or NodeExchange, on a stream. Collective.
 
     With error feedback, `errors` keeps the rounding errors of this rank's sums, and the next exchange adds them. A
     stream runs one exchange after the other, so one_at_a_time, which host exchanges need, has no effect.

@@ -39,7 +39,8 @@ class OwnSum:
         from dist.host import sums
 
         add = sums.add_bfloat16 if bfloat16 else sums.add_float32
-        number, element = (types.uint16, MPI.UINT16_T) if bfloat16 else (types.float32, MPI.FLOAT)
+        number = types.uint16 if bfloat16 else types.float32
+        element = MPI.UINT16_T if bfloat16 else MPI.FLOAT
         self._function = sums.mpi_user_function(
             add, number, element.handle,
             handle_bytes=MPI._sizeof(MPI.Datatype), world=MPI.COMM_WORLD.handle,

@@ -19,11 +19,11 @@ from dist.ranges import cut_by_node, cut_range, local_ranks, longest
 from dist.waiting import Condition
 from dist.wire import WireFormat
 
-# A library runs the steps of a call one after another. Slices are cut into pieces, to have several steps under way. A
+# A library runs the steps of a call one after another. Slices are cut into pieces, to have several steps in flight. A
 # piece is longer than a segment of our own messages, because each step waits for the next test of its request.
 PIECE_SEGMENTS = 4
-WINDOW = 64  # calls under way: the library holds a buffer for each
-LOOK_NS = 2_000_000  # between two tests of all calls; each test takes 0.2 us under MPICH, 1 us under Open MPI
+WINDOW = 64  # calls in flight: the library holds a buffer for each
+LOOK_NS = 2_000_000  # between two rounds of Test() on all calls; a Test() takes 0.2 us in MPICH, 1 us in Open MPI
 
 
 class RootedExchange:

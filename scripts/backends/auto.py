@@ -29,7 +29,7 @@ from scripts.backends.backends import exchange_on_gpus, form_on_gpus
 from scripts.backends.step_timing import cluster_of, library
 from scripts.exchange_bench.contenders import DeviceContender, StrategyContender
 from scripts.exchange_bench.rounds import measure, measured_seconds
-from scripts.prediction.predictor import ABOUT_EQUAL, PredictedStep, predicted_exchange, predicted_step
+from scripts.prediction.predictor import ABOUT_EQUAL, PredictedStep, predicted_step
 from scripts.settings.memory import check_memory, has_room, needed_bytes
 from strategies import OWN_FILE, Strategy, candidates
 from traces.units import seconds_text
@@ -187,8 +187,8 @@ def corrected(
 ) -> dict[str, PredictedStep]:  # fmt: skip
     """Correct the predicted steps by a trial with shorter vectors. Collective.
 
-    Scale each predicted exchange by the ratio of measured to predicted seconds in the trial. If the model has no
-    prediction, scale the measured exchange by its bytes.
+    Scale each predicted exchange by the ratio of measured to predicted seconds in the trial. If the model cannot
+    predict the exchange or its trial, scale the measured exchange by its bytes.
     """
     longest_s = sum(LEAST_S if step.exchange is None else step.exchange.seconds for _, step in tried.values())
     wanted = TRIAL_S / (2 * ROUNDS * max(longest_s, LEAST_S)) * training.parameters * 4
@@ -198,11 +198,11 @@ def corrected(
     result = {}
     short = replace(training, parameters=size, ranges=())
     for name, (kind, step) in tried.items():
-        if step.exchange is None:
+        modelled = predicted_step(kind, cluster, short, library()).exchange
+        if step.exchange is None or modelled is None:
             result[name] = with_exchange(kind, step, training, measured[name] * training.parameters / size)
         else:
-            modelled = predicted_exchange(kind, cluster, short, library()).seconds
-            result[name] = step.scaled(measured[name] / max(modelled, LEAST_S))
+            result[name] = step.scaled(measured[name] / max(modelled.seconds, LEAST_S))
     return result
 
 

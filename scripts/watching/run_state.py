@@ -61,7 +61,7 @@ class RunState:
 
     @property
     def steps(self) -> int | None:
-        """The number of steps of the whole run; None if unknown."""
+        """The number of steps that the whole run will make; None if unknown."""
         return self.config.get("settings", {}).get("steps")
 
 

@@ -295,7 +295,7 @@ def test_a_users_mistake_is_one_line(comm, shared_path, bad_files, mistake, monk
 @pytest.mark.any_mpi
 @pytest.mark.parametrize("mistake", ["unknown flag", "a run is there"])
 def test_with_it_the_command_ends(tmp_path, bad_files, mistake):
-    """Found before MPI starts, or after: the line is all that is said, and mpirun gives its exit code."""
+    """Before or after MPI starts, one line is the only output, and mpirun returns the exit code."""
     flags, says = MISTAKES[mistake]
     result = train(2, tmp_path / "run", *(flag.format(tmp=bad_files) for flag in flags), check=False)
     assert result.returncode == 2, result.stderr

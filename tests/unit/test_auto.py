@@ -15,6 +15,7 @@ from gpt2.kernels import load_kernels
 from gpt2.optimizer import AdamWSettings
 from gpt2.parameters import Layout
 from scripts.backends import auto, step_timing
+from scripts.prediction.predictor import predicted_exchange, predicted_step
 from scripts.settings.checks import complete
 from scripts.settings.training import parse_settings
 from scripts.training.folder import default_run_folder
@@ -67,7 +68,7 @@ def choose(monkeypatch):
 
 
 def exchange_s(kind, cluster, training) -> float:
-    return auto.predicted_exchange(kind, cluster, training, "mpich").seconds if kind.traits.messages else 1e-3
+    return predicted_exchange(kind, cluster, training, "mpich").seconds if kind.traits.messages else 1e-3
 
 
 def test_between_nodes_overlap_is_taken_where_it_pays(choose):
@@ -117,12 +118,31 @@ def test_where_the_model_knows_nothing_all_are_tried(choose, monkeypatch):
     ring = STRATEGIES["ring"]
     monkeypatch.setattr(ring, "traits", ring.traits.changed(messages=None))
     monkeypatch.setattr("scripts.prediction.predictor.predicted_exchange", unknown)
-    monkeypatch.setattr(auto, "predicted_exchange", unknown)
     times = {"ring": 0.5}
     monkeypatch.setattr(sys.modules[__name__], "exchange_s", lambda *unused: 1.0)
     choice = choose(4, 1, "--no-overlap", tried=lambda name: times.get(name, 1.0))
     assert choice.name == "ring"
     assert {*choose.tried} == candidates("auto", "host").keys()
+
+
+def test_a_trial_that_the_model_does_not_know_counts_by_its_bytes(monkeypatch):
+    """Open MPI's reduce-scatter is known for large blocks only, and a slow network shortens the trial."""
+    monkeypatch.setattr(auto, "library", lambda: "openmpi")
+    monkeypatch.setattr(
+        auto, "trial_seconds", lambda world, kinds, size, wire: sizes.append(size) or dict.fromkeys(kinds, 0.5)
+    )
+    sizes = []
+    here = world(6, 1)
+    cluster = auto.cluster_of(here, links(6, SLOW / 20))
+    training = Training(PARAMETERS, 1.0, update_s=0.1)
+    kind = STRATEGIES["reduce-scatter"]
+    step = predicted_step(kind, cluster, training, "openmpi")
+    assert step.exchange is not None
+    corrected = auto.corrected({"one": (kind, step)}, here, cluster, training, WireFormat())
+    (size,) = sizes
+    with pytest.raises(UnknownChoice):
+        predicted_exchange(kind, cluster, replace(training, parameters=size), "openmpi")
+    assert corrected["one"].exchange.seconds == pytest.approx(0.5 * PARAMETERS / size)
 
 
 def test_what_the_flags_say_is_kept():

@@ -217,7 +217,7 @@ def test_rows_of_two_machines_name_both(tmp_path):
     assert [row.get("outcome") for row in json.loads(path.read_text())["rows"]] == ["newer", None, None]
 
 
-@pytest.mark.parametrize("name", ["check_skips", "failure_train", "faulty_train", "gradient_errors", "pipeline_figure"])
+@pytest.mark.parametrize("name", ["check_skips", "failure_train", "faulty_train", "pipeline_figure"])
 def test_help_starts_nothing(name, tmp_path):
     """Of the programs that take what they are given without argparse's flags, or need packages that may lack."""
     program = Path(random_kills.__file__).with_name(f"{name}.py")

@@ -272,7 +272,7 @@ def test_an_exchange_holds_a_step_up_from_three_tenths_of_it_on(transfer_s, is_l
     ],
 )
 def test_a_hot_spot_carries_a_quarter_more_than_the_other_nodes(bytes_in, bytes_out, phases, direction):
-    """In the direction that it names. Out of the port go bytes_out[0] MB, out of the others bytes_out[1]."""
+    """The direction of the verdict decides. The port sends bytes_out[0] MB, each other port bytes_out[1] MB."""
     server_out, others_out = bytes_out
     amounts = [np.array([server, *[others] * 4]) * 1e6 for server, others in ((bytes_in, 1), (server_out, others_out))]
     predicted = PredictedExchange(list(range(5)), *amounts)

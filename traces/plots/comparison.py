@@ -135,7 +135,8 @@ def _draw_bars(axes, measured: list[TimedRun], cuts: list[dict[str, float]], lim
     weights = ["bold" if figures in best else "normal" for figures in runs]
     for place, (figures, cut, weight) in enumerate(zip(runs, cuts, weights, strict=True)):
         rounds_ms = _rounds_ms(figures)
-        rise, height = (BAR_RISE, BAR_HEIGHT) if rounds_ms else (0.0, 0.74)
+        rise = BAR_RISE if rounds_ms else 0.0
+        height = BAR_HEIGHT if rounds_ms else 0.74
         end = _stack(axes, place - rise, height, cut, limit, is_flat=True)
         if rounds_ms:
             _draw_rounds(axes, place + ROUNDS_FALL, rounds_ms)

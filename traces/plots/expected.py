@@ -126,8 +126,9 @@ def draw_model(points: list[tuple[str, float, float]]) -> Figure:
         for label, predicted, measured in points:
             axes.plot(predicted, measured, "o", color=look.BLUE, ms=6)
             is_far_right = math.log(predicted / low) > 2 / 3 * math.log(high / low)
-            points, align = ((-7, -3), "right") if is_far_right else ((7, -3), "left")
-            look.note(axes, label, (predicted, measured), points, size=8, ha=align)
+            offset = (-7, -3) if is_far_right else (7, -3)
+            align = "right" if is_far_right else "left"
+            look.note(axes, label, (predicted, measured), offset, size=8, ha=align)
         axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(LogLocator(subs=(1, 2, 5)))

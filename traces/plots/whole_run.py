@@ -128,7 +128,8 @@ def _label_first(axes, restarts: dict[int, int], steps: np.ndarray) -> None:
     if restarts:
         step = min(restarts)
         is_late = step > (steps[0] + steps[-1]) / 2
-        points, align = ((-3, -2), "right") if is_late else ((3, -2), "left")
+        points = (-3, -2) if is_late else (3, -2)
+        align = "right" if is_late else "left"
         place = {"xycoords": ("data", "axes fraction"), "ha": align, "va": "bottom"}
         look.note(axes, "restart", (step + 0.5, 1), points, size=8, **place)
 
