@@ -1,5 +1,6 @@
 """The groups of a mesh, on one node and on several, and that each of them speaks and ends as the whole job."""
 
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,9 @@ from dist.mpi import MPI
 from dist.shard_sums import RingSums, SharedMemorySums, new_shard_sums
 from dist.waiting import wait
 from dist.world import world_of
+from gpt2.config import GPT2Config
+from scripts.settings.model_parallel import ModelCut
+from scripts.training.shared_model import SharedModel
 from tests.ranks.test_shard_sums import check_sum, no_phase, values
 
 GROUPS = ("data_world", "model_world", "shards_world", "stages_world")
@@ -75,9 +79,11 @@ def test_without_parts_and_stages_copies_are_the_job(comm):
 
 
 @pytest.mark.ranks(2)
-def test_communicators_are_given_back(comm):
-    mesh = make_mesh(world_of(comm, comm.Split(0, comm.rank)), 2, 1)
-    mesh.close()
+def test_a_run_gives_its_communicators_back(comm):
+    config = GPT2Config(n_layer=1, n_head=2, n_embd=8, context=4, vocab_size=20)
+    with ExitStack() as resources:
+        cut = ModelCut(tensor=2, pipeline=1, layers=(1,), schedule="1f1b", micro_steps=1)
+        mesh = SharedModel(cut, config, world_of(comm, comm.Split(0, comm.rank)), resources).mesh
     for world in (getattr(mesh, name) for name in GROUPS):
         assert world.comm == world.local_comm == MPI.COMM_NULL
 
