@@ -40,6 +40,7 @@ def test_the_last_exchange_is_cut_out_of_the_samples():
     """One that does not count, a pause, one that has a gap, and what barriers send around it."""
     before, exchange, after = [(0.3, 1), (0.1, 0.001)], [(0.1, 1), (0.05, 0), (0.1, 0.5)], [(0.2, 0.001)]
     samples = counted(*before, *exchange, *after)
+    samples.append((samples[-1][0] + 0.005, samples[-1][1] * [[0.5, 1], [1, 1]]))  # a port that is being removed
     seconds, counts = exchange_of(samples, 2 * 0.15 * RATE)
     assert seconds[0] == pytest.approx(0.4, abs=0.006)
     assert seconds[-1] == pytest.approx(0.65, abs=0.006)

@@ -107,6 +107,10 @@ def exchange_of(samples: list, size: float) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(f"{len(samples)} samples of no port: expected those of a virtual cluster: run it again")
     kept = [(seconds, counts) for seconds, counts in samples if len(counts) == most]
     seconds, counts = (np.array(column) for column in zip(*kept, strict=True))
+    falls = np.flatnonzero((np.diff(counts, axis=0) < 0).any(axis=(1, 2)))  # a port that is being removed counts less
+    stop = falls[0] + 1 if len(falls) else len(counts)
+    seconds = seconds[:stop]
+    counts = counts[:stop]
     passed = counts.sum(axis=(1, 2))
     begin = np.flatnonzero(passed <= passed[-1] - size * (1 - EDGE))
     end = np.flatnonzero(passed >= passed[-1] - size * EDGE)
