@@ -14,6 +14,19 @@ from strategies.traits import Traits
 
 
 @dataclass(frozen=True)
+class OuterSteps:
+    """The settings of diloco: each replica makes local_steps steps, then their mean change is the gradient of an outer
+    Nesterov step with `lr` and `momentum`. replica: "node" or "rank", the ranks that train one replica. fragments: the
+    parts of the parameters that travel one after another while training continues."""
+
+    local_steps: int = 50
+    lr: float = 0.7
+    momentum: float = 0.9
+    replica: str = "node"
+    fragments: int = 1
+
+
+@dataclass(frozen=True)
 class Job:
     """The data and tools that a strategy gets.
 
@@ -29,6 +42,9 @@ class Job:
     final_ranges    ranges of the flat buffer in the order in which backward finishes them
     bucket_bytes    exchange during backward, in buckets of at least this size. None: exchange after backward
     sparse          the sparse embedding gradient (dist/sparse_gradient.py), or None if it is not exchanged separately
+    matrices        (start, rows, columns) of each matrix in the flat buffer; vectors are left out
+    low_rank        rank of the factors that stand for a matrix, for powersgd
+    outer           for diloco
     """
 
     world: World
@@ -42,6 +58,9 @@ class Job:
     final_ranges: tuple[tuple[int, int], ...] = ()
     bucket_bytes: int | None = None
     sparse: SparseGradient | None = None
+    matrices: tuple[tuple[int, int, int], ...] = ()
+    low_rank: int = 4
+    outer: OuterSteps = OuterSteps()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from gpt2.errors import UserError
-from strategies import CONTROL, STRATEGIES, Strategy, names
+from strategies import AUTO, CONTROL, STRATEGIES, Strategy, names
 from strategies.traits import Traits
 
 TRANSPORTS = ("host", "gpu-aware", "nccl")
@@ -27,6 +27,16 @@ def check_server(kind: type[Strategy], server: str, ranks: int, no_exchange: boo
             f"--strategy {CONTROL} exchanges nothing, so every rank trains a model of its own: a control for timings, "
             f"not a way to train; to run it say both, --strategy {CONTROL} --no-exchange"
         )
+
+
+def check_own_flags(kind: type[Strategy] | None, typed: frozenset[str]) -> None:
+    """Raise UserError if a flag was typed that belongs to another strategy. kind: None with --strategy auto."""
+    for other in STRATEGIES.values():
+        for name in other.traits.flags:
+            if name in typed and (kind is None or name not in kind.traits.flags):
+                flag = name.replace("_", "-")
+                found = AUTO if kind is None else kind.name
+                raise UserError(f"--{flag} with --strategy {found}, which has no use for it: use {other.name}")
 
 
 def check_exchange(kind: type[Strategy], wire: str, error_feedback: bool, overlap: bool, op: str | None = None) -> None:

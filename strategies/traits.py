@@ -42,6 +42,8 @@ class Traits:
     shares_sums: bool = False  # whether it sends gradient sums only, never parameters
     keeps_gradients: bool = True  # False: it exchanges the gradients of every microbatch as they become final
     knows_nodes: bool = False  # whether its messages depend on which ranks share a node
+    same_weights: bool = True  # whether its weights equal those of the other strategies, up to rounding
+    flags: tuple[str, ...] = ()  # the flags of train.py that belong to it alone
     auto: tuple[str, ...] = ()  # where --strategy auto may choose it: "host", "gpus"
     memory: Memory = field(default_factory=Memory)  # formulas of the memory of a rank
     buffers: type = OwnBuffers  # the class that allocates its parameters and gradients

@@ -16,6 +16,7 @@ from strategies import find, is_auto
 from strategies.compatibility import (
     DEVICE_TRANSPORTS,
     check_exchange,
+    check_own_flags,
     check_rounding,
     check_server,
     check_transport,
@@ -121,9 +122,12 @@ def check_exchange_flags(settings: Settings, ranks: int) -> None:
     if not is_auto(settings.strategy):
         kind = find(settings.strategy)
         check_server(kind, settings.server, ranks, settings.no_exchange)
+        check_own_flags(kind, settings.typed)
         check_exchange(kind, settings.wire, settings.error_feedback, settings.overlap, settings.op)
     elif settings.server == "dedicated" or settings.no_exchange:
         raise UserError("--server dedicated or --no-exchange with --strategy auto: name the strategy they belong to")
+    else:
+        check_own_flags(None, settings.typed)
     check_wire(settings.wire, settings.error_feedback, settings.op)
 
 
@@ -235,7 +239,8 @@ def check_numbers(settings: Settings) -> None:
         "stall_after": 0, "global_batch_size": 1, "log_every": 1, "trace_mb": 1, "checkpoint_every": 0, "keep": 1,
         "keep_every": 0, "check_replicas": 0, "minutes": 0, "checkpoint_minutes": 0, "tokens": 1, "restarts": 0,
         "skip_outliers": 0, "sample_every": 0, "n_layer": 1, "n_head": 1, "n_embd": 1, "context": 1, "vocab_size": 1,
-        "restart_after": 0, "tensor_parallel": 1, "pipeline_parallel": 1,
+        "restart_after": 0, "tensor_parallel": 1, "pipeline_parallel": 1, "low_rank": 1, "local_steps": 1,
+        "outer_lr": 0, "fragments": 1,
     }  # fmt: skip
     if settings.eps == 0:
         raise UserError(
@@ -255,9 +260,10 @@ def check_numbers(settings: Settings) -> None:
             or_zero = ", or 0" if low == 0 else ""
             between = f"from {least:g} to {most:g}{or_zero}" if isinstance(value, float) else f"of at most {most}"
             raise UserError(f"--{flag} is {value}, expected a number {between}")
-    for name in ("beta1", "beta2"):
+    for name in ("beta1", "beta2", "outer_momentum"):
         if not 0 <= getattr(settings, name) < 1:
-            raise UserError(f"--{name} is {getattr(settings, name)}, expected at least 0 and below 1")
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} is {getattr(settings, name)}, expected at least 0 and below 1")
 
 
 def check_tensorboard(flag: str) -> None:

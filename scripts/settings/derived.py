@@ -7,12 +7,16 @@ from gpt2.config import GPT2Config
 from gpt2.optimizer import AdamWSettings, LearningRateSchedule
 from scripts.settings.model_parallel import copies
 from scripts.settings.training import Settings, flags
+from strategies import STRATEGIES, find, is_auto
+from strategies.base import OuterSteps
 from strategies.compatibility import worker_count
 
 # The arguments of LearningRateSchedule, in order.
 SCHEDULE = ("schedule", "lr", "min_lr", "warmup", "lr_steps")
 OPTIMIZER = ("weight_decay", "beta1", "beta2", "eps", "grad_clip", "skip_outliers")
 # Settings that change the loss curve only by rounding.
+# Flags that belong to one strategy alone, and change its loss curve.
+OF_STRATEGIES = tuple(name for kind in STRATEGIES.values() for name in kind.traits.flags)
 ROUNDING = ("dtype", "tf32", "stochastic_rounding", "wire", "error_feedback")
 
 
@@ -34,7 +38,8 @@ def lasting(settings: Settings, ranks: int) -> dict:
     windows = None
     if settings.eval_every:
         windows = settings.eval_steps * settings.batch_size * workers(settings, ranks)
-    kept = {name: getattr(settings, name) for name in (*SCHEDULE, *OPTIMIZER, *ROUNDING)}
+    own = () if is_auto(settings.strategy) else find(settings.strategy).traits.flags
+    kept = {name: getattr(settings, name) for name in (*SCHEDULE, *OPTIMIZER, *ROUNDING, *own)}
     return kept | {"validation_windows": windows}
 
 
@@ -46,6 +51,12 @@ def adamw_settings(settings: Settings) -> AdamWSettings:
         weight_decay=settings.weight_decay,
         stochastic_rounding=settings.stochastic_rounding,
         rounding_seed=settings.seed,
+    )
+
+
+def outer_steps(settings: Settings) -> OuterSteps:
+    return OuterSteps(
+        settings.local_steps, settings.outer_lr, settings.outer_momentum, settings.replica, settings.fragments
     )
 
 

@@ -26,10 +26,12 @@ STRATEGY_HELP = (
 LEAST = 1e-9  # the lowest rate; no computer is slower
 DTYPES = ("float32", "bfloat16")
 SPLITS = (AUTO, "on", "off")
+REPLICAS = ("node", "rank")
 # The titles of the groups in --help, by the first field of each group.
 GROUPS = {
     "preset": "known runs",
     "strategy": "exchange",
+    "low_rank": "strategies that send less",
     "tensor_parallel": "one model on several ranks",
     "model": "model",
     "train_data": "data",
@@ -111,6 +113,14 @@ class Settings:
     )
     split_embedding: str = setting(
         AUTO, "with --overlap: exchange sparse embedding gradients separately from the head's", choices=SPLITS
+    )
+    low_rank: int = setting(4, "with powersgd: rank of the two factors that stand for a matrix", "R")
+    local_steps: int = setting(50, "with diloco: steps that each replica makes between outer steps", "H")
+    outer_lr: float = setting(0.7, "with diloco: learning rate of the outer Nesterov step", "RATE")
+    outer_momentum: float = setting(0.9, "with diloco: momentum of the outer Nesterov step", "X")
+    replica: str = setting("node", "with diloco: the ranks that train one replica", choices=REPLICAS)
+    fragments: int = setting(
+        1, "with diloco: parts of the parameters that travel one after another during training", "P"
     )
     no_exchange: bool = setting(False, "confirm --strategy none: each rank trains a separate model")
     tensor_parallel: int = setting(1, "tensor-parallel shards: ranks that split the matrices of each layer")

@@ -20,7 +20,7 @@ from gpt2.errors import UserError
 from gpt2.optimizer import Clipping, LearningRateSchedule
 from scripts.machine.checkout import Checkout
 from scripts.machine.launcher import job_end
-from scripts.settings.derived import computing_ranks, learning_rate, resolved
+from scripts.settings.derived import computing_ranks, learning_rate, outer_steps, resolved
 from scripts.settings.split_embedding import new_lookup
 from scripts.training import between_steps, start
 from scripts.training.between_steps import MadeStep, ReplicaCheck, Samples, Validation
@@ -201,6 +201,9 @@ def new_job(plan: Plan, backend, tracer: Tracer, lookup: SparseGradient | None) 
         final_ranges=tuple(part for part in shared.layout.final_ranges(lookup is not None) if part[0] < part[1]),
         bucket_bytes=plan.bucket_bytes,
         sparse=lookup,
+        matrices=tuple((one.start, *one.shape) for one in shared.layout.tensors if len(one.shape) == 2),
+        low_rank=plan.settings.low_rank,
+        outer=outer_steps(plan.settings),
     )
 
 

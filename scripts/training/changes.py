@@ -10,7 +10,7 @@ from math import isclose
 from gpt2.errors import UserError
 from gpt2.formats.checkpoints import Checkpoint
 from gpt2.optimizer import LearningRateSchedule
-from scripts.settings.derived import OPTIMIZER, SCHEDULE
+from scripts.settings.derived import OF_STRATEGIES, OPTIMIZER, SCHEDULE
 
 COMPARED_STEPS = 100  # two schedules are compared at this many of the remaining steps
 
@@ -30,7 +30,7 @@ def changed_settings(checkpoint: Checkpoint, own: dict, typed: frozenset[str], l
     changed = [name for name in own if before[name] != own[name] and steps and matters(name, before, own, steps)]
     old, new = (rates(settings, steps[:1]) for settings in (before, own))
     jumps = not same(old, new)
-    bent = [name for name in changed if name in OPTIMIZER or (name in SCHEDULE and jumps)]
+    bent = [name for name in changed if name in (*OPTIMIZER, *OF_STRATEGIES) or (name in SCHEDULE and jumps)]
     rate = ""
     if set(changed) & set(SCHEDULE):
         rate = f"the learning rate of step {steps.start} is {new[0]:.3g}, before {old[0]:.3g}"

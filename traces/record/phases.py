@@ -12,12 +12,14 @@ PHASES = (
     "backward",
     "send",
     "copy_out",
+    "compress",
     "reduce",
     "reduce_scatter",
     "allreduce",
     "norm",
     "wait",
     "update",
+    "outer",
     "bcast",
     "allgather",
     "copy_in",
@@ -32,7 +34,7 @@ NAMES = (*PHASES, STEP)
 INDEX = {name: index for index, name in enumerate(NAMES)}
 
 # Other programs have "compute" in place of forward and backward.
-COMPUTE = ("compute", "forward", "backward", "update")
+COMPUTE = ("compute", "forward", "backward", "compress", "update", "outer")
 # Between ranks that share a model: tensor sums over shards, lend synchronizes replicated LayerNorms, borrow the tied
 # embedding, norm sums the squares of the gradients.
 EXCHANGE = ("reduce", "reduce_scatter", "allreduce", "bcast", "allgather", "tensor", "lend", "borrow", "norm")
