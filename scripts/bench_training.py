@@ -5,8 +5,9 @@ srun -n 16 python scripts/bench_training.py --link 25gbit --json steps.json -- -
 sudo python scripts/virtual_cluster.py run --nodes 4 --ranks 4 --rate 400mbit -- \\
     python scripts/bench_training.py --link 400mbit --json steps.json -- --n-layer 6 --n-embd 384 --batch-size 4
 
-The flags after -- go to scripts/train.py: model, data, batch, optimizer. Flags of the exchange apply to ours only. All
-contenders begin with the same parameters and read the same windows; they take turns, and each turn is a new training.
+The flags after -- go to scripts/train.py: model, data, batch, optimizer. Flags of the exchange apply to ours only.
+--contenders also takes strategies, with options as in scripts/compare.py: hierarchical-sharded/bfloat16. All contenders
+begin with the same parameters and read the same windows; they take turns, and each turn is a new training.
 A contender's computing is the step of the same library without exchange, and its exposed exchange is the rest of the
 step. torch is not a dependency of the project: without it only ours is measured.
 """
@@ -30,6 +31,7 @@ from scripts.bench.job import describe_job
 from scripts.bench.report import ReportFile
 from scripts.bench.turns import in_turns
 from scripts.cluster.program import split_command
+from scripts.compare import strategy_flags
 from scripts.exchange_bench.gloo import has_torch, start_gloo
 from scripts.settings.checks import complete
 from scripts.settings.derived import global_batch
@@ -38,7 +40,7 @@ from scripts.settings.units import bytes_per_s, repetitions
 from scripts.training.assemble import assemble
 from scripts.training.plan import data_of
 from scripts.training.run_lock import RunLock
-from scripts.training_bench.training_table import median_s, summarize, table
+from scripts.training_bench.training_table import ALONE, library_of, median_s, summarize, table
 
 # Our contenders: flags of train.py after those of the user. The first exchanges nothing: its step is computing alone.
 OURS = {
@@ -72,7 +74,7 @@ def parser() -> OneLineParser:
     """Return the parser of the flags before --."""
     result = OneLineParser(__doc__)
     add = result.add_argument
-    add("--contenders", default="all", metavar="all|LIST", help="contenders, separated by ; (all)")
+    add("--contenders", default="all", metavar="all|LIST", help="contenders or strategies, separated by ; (all)")
     add("--turns", type=repetitions, default=2, metavar="R", help="trainings of each contender (%(default)s)")
     add("--steps", type=repetitions, default=4, metavar="S", help="measured steps per turn, after one of warm-up (4)")
     add("--link", type=bytes_per_s, metavar="RATE", help="rate of a node's port, each way: 400mbit, 100gbit (probed)")
@@ -118,23 +120,28 @@ def contenders(settings, training: list[str], world, s, config) -> dict:
     names = [*makers] if settings.contenders == "all" else settings.contenders.split(";")
     with world.together(UserError):
         check_names(names, makers)
+        for name in names:
+            if name not in makers:
+                complete(settings_of(name, training, s.steps, settings.out), world.size)
+                makers[name] = partial(train, world, name, training, s.steps, settings.out)
     return {name: makers[name] for name in names}
 
 
 def check_names(names: list[str], makers: dict) -> None:
     """Raise UserError unless all names are known, and each library's step without exchange is among them."""
-    if unknown := [name for name in names if name not in makers]:
-        raise UserError(f"--contenders: no {unknown[0]!r}, expected all, or some of {'; '.join(makers)}")
     for name in names:
-        alone = next(iter(OURS)) if name.startswith("ours") else "PyTorch, no exchange"
+        if name not in makers:
+            strategy_flags(name)
+        alone = f"{library_of(name)}, {ALONE}"
         if alone not in names:
             raise UserError(f"--contenders: {name!r} without {alone!r}, which measures computing alone: add it")
 
 
 def settings_of(name: str, training: list[str], steps: int, out: Path) -> Settings:
     """Return the settings of a contender's training. training: flags of train.py."""
-    flags = [*STEPS_ALONE, *training, *OURS[name], "--steps", str(steps), "--out", str(out / name.replace(" ", "-"))]
-    return parse_settings("", flags)
+    own = OURS[name] if name in OURS else strategy_flags(name)
+    folder = out / name.replace(" ", "-").replace("/", "-")
+    return parse_settings("", [*STEPS_ALONE, *training, *own, "--steps", str(steps), "--out", str(folder)])
 
 
 def train(world, name: str, training: list[str], steps: int, out: Path) -> Iterator[tuple[float, float]]:

@@ -1,9 +1,9 @@
 """PyTorch's contenders of bench_training.py: our model, windows, clipping and AdamW, over gloo. torch is optional.
 
 The initial parameters are ours. PyTorch chooses the messages and their times: DistributedDataParallel all-reduces
-buckets during backward (a hook sends them as float16 or bfloat16); ZeroRedundancyOptimizer shards AdamW's state and
-broadcasts the updated parameters; fully_shard gathers a layer's parameters before they are used and reduce-scatters its
-gradients. Between GPUs PyTorch would use NCCL, which is not measured here.
+buckets during backward (a hook sends them as float16 or bfloat16, or sends low-rank factors); ZeroRedundancyOptimizer
+shards AdamW's state and broadcasts the updated parameters; fully_shard gathers a layer's parameters before use and
+reduce-scatters its gradients. Between GPUs PyTorch would use NCCL, which is not measured here.
 """
 
 import time
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy, layer_norm
@@ -77,6 +78,19 @@ def replicated(model: TorchModel, hook=None) -> nn.Module:
     return parallel
 
 
+def low_rank(model: TorchModel, rank: int) -> nn.Module:
+    """Wrap the model in DistributedDataParallel, which sends factors of this rank: PowerSGD, Vogels et al. 2019.
+
+    The hook starts its second and third all-reduce in gloo's threads. With several buckets the ranks start them in
+    different orders, and crash or hang, so one bucket holds all gradients.
+    """
+    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=ONE_BUCKET_MB)
+    state = PowerSGDState(None, rank, start_powerSGD_iter=2)
+    state.iter = 1  # one step without PowerSGD: the warm-up. DDP rebuilds its buckets after that step
+    parallel.register_comm_hook(state, powerSGD_hook)
+    return parallel
+
+
 def sharded(model: TorchModel) -> nn.Module:
     """Apply fully_shard to each layer and to the model."""
     mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
@@ -85,12 +99,16 @@ def sharded(model: TorchModel) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
+ONE_BUCKET_MB = 1 << 20
+
 # Contender: the function that wraps the model. The first exchanges nothing, so its step is pure compute time.
 FORMS = {
     "PyTorch, no exchange": lambda model: model,
     "DDP": replicated,
     "DDP, float16 hook": partial(replicated, hook=fp16_compress_hook),
     "DDP, bfloat16 hook": partial(replicated, hook=bf16_compress_hook),
+    "DDP, PowerSGD hook of rank 1": partial(low_rank, rank=1),
+    "DDP, PowerSGD hook of rank 4": partial(low_rank, rank=4),
     "DDP, ZeRO optimizer": replicated,
     "FSDP": sharded,
 }

@@ -25,7 +25,7 @@ def summarize(turns: dict[str, list[list[tuple[float, float]]]], size_bytes: int
     for name, steps in turns.items():
         times = step_times(counted_s(steps))
         step_s = times["step_s"]
-        compute_s = min(step_s, alone["ours" if name.startswith(OURS) else "PyTorch"])
+        compute_s = min(step_s, alone[library_of(name)])
         losses = losses_of(steps)
         found[name] = times | {
             "compute_s": compute_s,
@@ -40,6 +40,11 @@ def summarize(turns: dict[str, list[list[tuple[float, float]]]], size_bytes: int
             found[name]["times_as_fast"] = median_s(turns[DDP]) / step_s
     exchange_s = HEADERS * (lower_bound_s(size_bytes, nodes, rate) or 0.0)
     return {"contenders": found, "exchange_bound_s": exchange_s, "least_s": max(exchange_s, min(alone.values()))}
+
+
+def library_of(name: str) -> str:
+    """Return "PyTorch" for a contender of PyTorch's, otherwise "ours"; any strategy may be a contender."""
+    return "PyTorch" if name.startswith(("PyTorch", "DDP", "FSDP")) else OURS
 
 
 def counted_s(turns: list[list[tuple[float, float]]]) -> list[float]:

@@ -25,11 +25,13 @@ def measured(tmp_path, *flags):
 
 
 def test_ours_alone(tmp_path):
-    printed, report = measured(tmp_path, "--contenders", "ours, no exchange;ours;ours, bfloat16 wire")
+    names = ["ours, no exchange", "ours", "ours, bfloat16 wire", "ring/bfloat16"]
+    printed, report = measured(tmp_path, "--contenders", ";".join(names))
     contenders = report["contenders"]
-    assert [*contenders] == ["ours, no exchange", "ours", "ours, bfloat16 wire"]
+    assert [*contenders] == names
     assert contenders["ours"]["loss_differs"] == 0
     assert contenders["ours, bfloat16 wire"]["loss_differs"] < 1e-2  # 0 where sums need no wire
+    assert 0 < contenders["ring/bfloat16"]["loss_differs"] < 1e-2
     assert len(contenders["ours"]["losses"]) == 3
     assert all(one["step_s"] == pytest.approx(one["compute_s"] + one["exposed_s"]) for one in contenders.values())
     assert "turn 1 of 1, ours: " in printed
@@ -43,5 +45,8 @@ def test_pytorch_trains_the_same(tmp_path):
     for name in ("DDP", "DDP, ZeRO optimizer", "FSDP"):
         assert contenders[name]["loss_differs"] < 1e-5, name
     assert 0 < contenders["DDP, float16 hook"]["loss_differs"] < 1e-2
+    ddp, low_rank = (contenders[name]["losses"] for name in ("DDP", "DDP, PowerSGD hook of rank 1"))
+    assert low_rank[:2] == pytest.approx(ddp[:2], rel=1e-6)
+    assert 1e-6 < abs(low_rank[2] / ddp[2] - 1) < 0.1  # the second step sent factors
     assert contenders["DDP"]["losses"][-1] < contenders["DDP"]["losses"][0]
     assert contenders["PyTorch, no exchange"]["losses"] != contenders["DDP"]["losses"]
