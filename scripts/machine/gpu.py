@@ -5,8 +5,6 @@ import math
 
 import numpy as np
 
-from gpt2.kernels.cupy import to_host
-
 # Datasheet TFLOP/s of dense bfloat16 products with float32 sums, by a part of the GPU's name; the first match counts.
 PEAK_TFLOPS = {
     "H200 NVL": 835, "H200": 990, "GH200": 990, "H100 PCIe": 756, "H100 NVL": 835, "H100": 990, "A100": 312,
@@ -14,12 +12,6 @@ PEAK_TFLOPS = {
 }  # fmt: skip
 # GPUs whose name contains a key of PEAK_TFLOPS but whose rate differs: MIG instances and variants.
 OTHERS = ("MIG ", "Laptop", "RTX 4090 D", "RTX 3090 Ti")
-# Packages that may be used on a GPU, by their names in pip.
-PACKAGES = (
-    "cupy-cuda13x", "cupy-cuda12x", "ml_dtypes", "numpy", "numba", "mpi4py", "torch", "nvidia-cublas",
-    "nvidia-cublas-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-frontend", "nvidia-nccl-cu13",
-    "nvidia-cuda-nvrtc",
-)  # fmt: skip
 # Facts from NVML, the driver's library: {name: (function, arguments, divisor)}.
 GRAPHICS_CLOCK = 0
 LIMITS = {
@@ -94,11 +86,6 @@ def on_gpu(device, values, storage: str):
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return device.cupy.asarray(rounded).view(dtype_of(storage))
-
-
-def on_host(device, array) -> np.ndarray:
-    """Copy an array from the GPU, in float64."""
-    return to_host(device, array).astype(np.float64)
 
 
 def random_on_gpu(device, *shape, storage: str = "bfloat16"):

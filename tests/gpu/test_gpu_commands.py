@@ -8,10 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from gpt2.kernels.cupy import Device
 from gpt2.kernels.cupy.compile import FOLDER
+from gpt2.kernels.numpy import Cores
+from tests.gpu.cuda_shim import cases
 from tests.gpu.cuda_shim.shim import Shim, lasting_build
+from tests.gpu.on_device.environment import environment
+from tests.gpu.on_device.mirror import Mirror
+from tests.gpu.on_device.on_fake_gpu import install
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,6 +55,19 @@ def test_training_on_the_fake_gpu(tmp_path):
     assert result.returncode == 0, result.stdout
 
 
+def test_the_report_names_the_gpu(monkeypatch):
+    install(monkeypatch, lasting_build())
+    found = environment()
+    assert found["GPU"] == Device().cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+    assert found["numpy"] == np.__version__
+
+
+def test_an_array_that_is_passed_twice_is_one(monkeypatch):
+    """Where the mirror would copy it twice, the copy that no kernel has written would come back last."""
+    install(monkeypatch, lasting_build())
+    cases.run(Mirror(Device()), Cores(1), "add_case", "float32", (7, 40, "in place"))
+
+
 @pytest.mark.parametrize("carried", ["", "/carried"])
 def test_make_keeps_the_path_that_it_is_given(carried):
     """A machine without a network gets what it lacks, cuDNN's frontend, by PYTHONPATH."""
@@ -61,9 +81,9 @@ def test_make_keeps_the_path_that_it_is_given(carried):
 def test_without_a_gpu(tmp_path):
     """A report that was asked for fails; plain tests skip, saying why, and nothing imports CuPy."""
     file = tmp_path / "gpu.json"
-    assert run_pytest("tests/gpu/on_device/test_items.py", "--gpu-report", file).returncode == 1
+    assert run_pytest("tests/gpu/on_device/test_compilation.py", "--gpu-report", file).returncode == 1
     report = json.loads(file.read_text())
-    assert report["summary"] == {"failed": 4}
+    assert report["summary"] == {"failed": 1}
     assert all("no CuPy here" in test["error"] for test in report["tests"].values())
     skipped = run_pytest("tests/gpu/on_device")
     assert skipped.returncode == 0

@@ -37,7 +37,7 @@ def one_node(comm):
 
 def few(ranks):
     """Yield all cuts with the two strategies that differ most, overlapping where they can, and every other strategy
-    with one cut that has copies: the most mixed ones in turn. tests/suites/model_parallel_suite.py takes all of them.
+    with one cut that has copies: the most mixed ones in turn.
     """
     main = ("hierarchical-sharded", "zero-3")
     for cut in cuts(ranks, main, schedules=("1f1b",)):

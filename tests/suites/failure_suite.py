@@ -2,14 +2,12 @@
 
     sudo python tests/suites/failure_suite.py --out runs/failures --json failures.json
     sudo python tests/suites/failure_suite.py --out runs/failures --cases killed,raises --launchers srun
-    sudo python tests/suites/failure_suite.py --out runs/failures --launchers command
 
 Three virtual hosts of one rank each, under the launchers of this Python's MPI. When a run has made 35 of its 100 steps,
 a checkpoint after every tenth, the fault happens; it is recorded whether and when the job ends, how, what it says, and
 how far the newest complete checkpoint is behind the log. Then what was broken is mended and the same run started again
 with --resume: it is to end with the losses of a run that nobody disturbed, bit for bit, and to leave nothing half
-written. --launchers command: the cases of faults/commands.py, single commands on this machine, without hosts.
---json: rows of the same case and launcher are replaced in the file, others stay.
+written. --json: rows of the same case and launcher are replaced in the file, others stay.
 
 Each case says what it expects. Exit code 1: a row is not as expected; 2: it could not be made.
 """
@@ -27,8 +25,6 @@ from scripts.cluster.hosts import ClusterError
 from scripts.machine.host import machine, versions
 from tests.suites.faults.case import FAULT_STEP, Case, Scene, data_folder, nothing
 from tests.suites.faults.cases import CASES
-from tests.suites.faults.command import COMMAND, Command, CommandSuite
-from tests.suites.faults.commands import COMMANDS
 from tests.suites.faults.disk import own_disk
 from tests.suites.faults.folder_cases import FOLDER_CASES, write_data
 from tests.suites.faults.launchers import launchers
@@ -51,10 +47,7 @@ SETTING = (
     "Three virtual hosts of one rank each, `--steps 100 --checkpoint-every 10 --end-on-stall --stall-after 5`, the "
     f"fault in step {FAULT_STEP}."
 )
-
-
-RUN_CASES = CASES | FOLDER_CASES | SUPERVISED_CASES
-ALL = RUN_CASES | COMMANDS
+ALL = CASES | FOLDER_CASES | SUPERVISED_CASES
 
 
 def main():
@@ -74,18 +67,12 @@ def all_rows(arguments, file: RowsFile):
     for launcher, make in suites(arguments):
         suite = None
         for name in arguments.cases:
-            if (name in COMMANDS) == (launcher == COMMAND):
+            if launcher.startswith("mpirun") or not ALL[name].supervised:
                 suite = suite or make()
                 row = suite.row(name, ALL[name])
                 print(line(row), flush=True)
                 file.put(row, launcher, suite.made_on())
                 yield row
-
-
-def is_for(case: Case | Command, launcher: str) -> bool:
-    if isinstance(case, Command):
-        return launcher == COMMAND
-    return launcher != COMMAND and (launcher.startswith("mpirun") or not case.supervised)
 
 
 def suites(arguments):
@@ -95,13 +82,11 @@ def suites(arguments):
         if launcher.startswith(arguments.launchers):
             folder = out / re.sub(r"\W+", "-", launcher)
             yield launcher, lambda launcher=launcher, folder=folder: Suite(launcher, available[launcher], folder)
-    if COMMAND.startswith(arguments.launchers):
-        yield COMMAND, lambda: CommandSuite(out / COMMAND)
 
 
 def parse():
     parser = suite_parser(__doc__, "DIR/LAUNCHER/CASE", ALL)
-    parser.add_argument("--launchers", default="", metavar="NAME", help="mpirun, srun or command (all)")
+    parser.add_argument("--launchers", default="", metavar="NAME", help="mpirun or srun (all)")
     return parser.parse_args()
 
 

@@ -12,9 +12,8 @@ import pytest
 
 from scripts.makers.pages import faults as page
 from tests.suites import failure_train, random_kills
-from tests.suites.faults import command, job, outcome
+from tests.suites.faults import job, outcome
 from tests.suites.faults.case import ENDS, GOES_ON, MISTAKE, TO_THE_END, Case
-from tests.suites.faults.command import Command
 from tests.suites.faults.job import Failed
 from tests.suites.faults.processes import processes_of, rank_processes, send, wait_until
 from tests.suites.faults.suite import RowsFile, take_fault
@@ -91,36 +90,6 @@ def test_what_is_not_as_expected_is_bold(changed, case, word):
     assert word in found["outcome"]
 
 
-DONE = {"ended": True, "seconds": 1.0, "code": 2, "said": "error: no", "found": [], "traceback": False}
-
-
-@pytest.mark.parametrize(
-    ("changed", "expected", "wrong"),
-    [
-        ({}, ENDS, []),
-        ({"code": 0}, GOES_ON, []),
-        ({"code": 1}, ENDS, ["expected code 2"]),
-        ({"said": "Killed"}, ENDS, ["another line"]),
-        ({"seconds": 7.0}, ENDS, ["later than 5.0 s"]),
-        ({"traceback": True}, ENDS, ["a traceback"]),
-        ({"found": ["fifo is replaced"]}, ENDS, ["fifo is replaced"]),
-        ({"ended": False}, ENDS, ["does not end"]),
-        ({}, GOES_ON, ["expected to succeed"]),
-    ],
-)
-def test_a_command_is_judged(changed, expected, wrong):
-    assert command.judge(DONE | changed, Command("", "", expected), 5.0) == wrong
-
-
-def test_single_commands_are_not_in_the_table_of_launchers():
-    made = {"mpirun (MPICH)": {"processor": "a CPU", "cores": 2}, "command": {"processor": "a CPU", "cores": 2}}
-    run = judged(ENDED, MISTAKEN) | {"says": "the disk is full", "launcher": "mpirun (MPICH)", "case": "disk"}
-    command = run | {"says": "a command", "launcher": "command"}
-    block = page.failures_block({"rows": [run, command], "made_on": made, "summary": "All is well."}, [])
-    assert "| the disk is full | 1.0 s, code 2, 5 lost |" in block
-    assert "command" not in block
-
-
 def test_cases_with_one_outcome_under_all_launchers_share_a_line():
     made = {name: {"processor": "a CPU", "cores": 2} for name in ("mpirun (MPICH)", "srun (pmi2)")}
     rows = [{"case": case, "says": case, "launcher": name, "outcome": outcome if "srun" in name else "goes on"}
@@ -130,26 +99,6 @@ def test_cases_with_one_outcome_under_all_launchers_share_a_line():
     assert '* Under every launcher "goes on": USR1; a cut.\n' in block
     assert "| USR2 | goes on | code 75 |\n" in block
     assert "variant" not in block
-
-
-def write_log(run, losses):
-    run.mkdir()
-    lines = [{"step": step, "loss": loss, "grad_norm": 1.0, "lr": 1e-3} for step, loss in enumerate(losses, 1)]
-    (run / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    return run
-
-
-@pytest.mark.parametrize("other", [[2.0, 1.0 + 1e-5], [2.0, float("nan")], [2.0], [2.0, 1.0, 1.0]])
-def test_other_losses_and_steps_are_noticed(tmp_path, other):
-    one = write_log(tmp_path / "one", [2.0, 1.0])
-    close = write_log(tmp_path / "close", [2.0, 1.0 + 5e-7])
-    assert random_kills.largest_difference(one, close, 2) == pytest.approx(5e-7)
-    with pytest.raises(Failed):
-        random_kills.largest_difference(one, write_log(tmp_path / "other", other), 2)
-
-
-def test_all_numbers_of_ranks_make_the_same_step():
-    assert len({ranks * batch * steps for ranks, (batch, steps) in random_kills.BATCHES.items()}) == 1
 
 
 class SlowToStart(random_kills.Job):
@@ -163,7 +112,7 @@ class SlowToStart(random_kills.Job):
 @pytest.fixture
 def started(tmp_path):
     run = tmp_path / "run"
-    job = SlowToStart(run, random_kills.Settings((), {1: (1, 1)}), 1, 1)
+    job = SlowToStart(run, (), 1, 1)
     yield job
     send(signal.SIGKILL, job.launcher, *processes_of(run))
 

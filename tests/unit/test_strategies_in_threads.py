@@ -15,7 +15,7 @@ from tests.support.thread_ranks import run_ranks, share_memory
 
 STEPS, MAX_NORM = 2, 0.3
 DAWDLING_S = 5e-3
-KNOWN_NODES, OTHER_NODES = ([2], [1, 1], [1, 2], [2, 2]), ([2], [3])  # ranks of each node
+KNOWN_NODES, OTHER_NODES = ([2], [1, 1], [1, 2], [2, 2], [2, 1, 2, 1]), ([2], [3])  # ranks of each node
 
 
 class Dawdling(AdamW):

@@ -114,7 +114,7 @@ def _new_tile(vectors: int):
             out, out_stride, rows, columns, a, b, pairs, mode = arguments
             add = partial(_add_products, build)
             panels = PAIR_BYTES * A_PANEL, PAIR_BYTES * B_PANEL
-            sums = llvm.sums_in_registers(build, llvm.FLOATS, A_PANEL, vectors, pairs, 1, a, b, panels, add)
+            sums = llvm.sums_in_registers(build, A_PANEL, vectors, pairs, a, b, panels, add)
             masks = [llvm.first_lanes(build, build.sub(columns, llvm.I64(LANES * v)), LANES) for v in range(vectors)]
 
             def store(case):
@@ -181,7 +181,11 @@ def packed_bytes(width: int, depth: int) -> int:
 
 @compiled
 def pack(target, source, stride, depth_stride, item_bytes, width, depth, is_b):
-    """Pack an operand; see avx2.pack."""
+    """Pack the operand at `source`, of item_bytes 4 (float32) or 2 (bfloat16), into packed_bytes() at `target`.
+
+    Its `width` rows of a, or columns of b, are stride bytes apart, and numbers along the summed axis depth_stride
+    bytes. One of the two strides is item_bytes.
+    """
     pairs = (depth + DEPTH - 1) // DEPTH * LANES
     pair_stride = PAIR_BYTES * (B_PANEL if is_b else A_PANEL)
     second_half = 32 if is_b else pairs * pair_stride
@@ -253,7 +257,10 @@ def products(
     count, rows, columns, depth, out, out_step, out_stride, a, a_step, a_stride, a_depth_stride, a_bytes, b, b_step,
     b_stride, b_depth_stride, b_bytes, a_room, b_room, rows_at_once, columns_at_once, depth_at_once, mode,
 ):  # fmt: skip
-    """Compute `count` products; see avx2.products.
+    """Compute `count` products, whose operands and outputs are a step apart each; other arguments as in pack and tiles.
+
+    a_room, b_room: buffers for packed blocks of rows_at_once and columns_at_once by depth_at_once, the whole depth for
+    ROUND.
 
     bool(1) instead of True: for a literal, numba would compile another form of pack, which takes a second.
     """

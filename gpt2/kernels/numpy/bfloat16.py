@@ -4,26 +4,22 @@
 
 Parameters, gradients and everything between products stay float32. Activations that are only operands are stored as
 bfloat16. If the CPU has an instruction for such sums, it is used (avx512_bf16.py). Otherwise operands are rounded to
-bfloat16 and widened to float32, and products are computed in float32: by AVX2 (avx2.py), or by BLAS where that is
-faster or the only way. All of these add up the same products in different orders.
+bfloat16 and widened to float32, and BLAS computes products in float32. Both add up the same products, in different
+orders.
 """
 
 import numpy as np
 from ml_dtypes import bfloat16
 
-from gpt2.kernels.numpy import avx2, avx512_bf16, loops
-from gpt2.kernels.numpy.compiling import cpu_features
+from gpt2.kernels.numpy import avx512_bf16, loops
 from gpt2.kernels.numpy.cores import Cores
 from gpt2.kernels.numpy.llvm_vectors import ADD, ROUND, WRITE
 
 
 def bfloat16_cores(threads: int) -> "BFloat16Cores":
     """Return the cores with the fastest products on this CPU."""
-    if DotProductCores.kernels.available():
-        return DotProductCores(threads)
-    if FmaCores.kernels.available() and "avx512f" not in cpu_features():  # with AVX-512 BLAS is twice as fast
-        return FmaCores(threads)
-    return WideningCores(threads)
+    form = DotProductCores if avx512_bf16.available() else WideningCores
+    return form(threads)
 
 
 class BFloat16Cores(Cores):
@@ -38,10 +34,6 @@ class BFloat16Cores(Cores):
     columns: int
     depth: int
 
-    def rows_at_once(self, rows: int, depth: int) -> int:
-        """Return how many of the left operand's `rows` form a block with `depth` numbers of k."""
-        return self.rows
-
     def multiply(self, a, b, out, rows, columns, finish):
         """Compute a product as Cores.multiply does. Sums to be rounded stay in scratch, so k is not cut."""
         rounds = out.dtype == bfloat16
@@ -49,7 +41,7 @@ class BFloat16Cores(Cores):
         for k in _blocks(slice(0, a.shape[1]), a.shape[1] if rounds else self.depth):
             for columns_here in _blocks(columns, self.columns):
                 right = self.prepared("right", b[k, columns_here].T)
-                for rows_here in _blocks(rows, self.rows_at_once(rows.stop - rows.start, k.stop - k.start)):
+                for rows_here in _blocks(rows, self.rows):
                     left = self.prepared("left", a[rows_here, k])
                     count = rows_here.stop - rows_here.start
                     result = self.scratch("result", (count, width), np.float32) if rounds else out[rows_here]
@@ -92,13 +84,17 @@ def _blocks(whole: slice, size: int) -> list[slice]:
     return [slice(low, min(low + size, whole.stop)) for low in range(whole.start, whole.stop, size)]
 
 
-class PackingCores(BFloat16Cores):
-    """Products by our own kernels, which round operands while packing them.
+class DotProductCores(BFloat16Cores):
+    """Products by AVX-512's VDPBF16PS, which round operands while packing them.
 
-    kernels: a module with available(), packed_bytes(), pack(), tiles() and products().
+    A block of the left operand takes a quarter of an L2 cache of 1 MB. A block of the right operand takes 2 MB of the
+    L3 cache, and is read once for each block of the left.
     """
 
-    kernels = None
+    how = "AVX512_BF16, bfloat16 operands"
+    rows = 128
+    columns = 1920
+    depth = 1024
 
     def prepared(self, name, operand) -> int:
         """Pack the operand (width, depth) into scratch of that name, and return the address."""
@@ -108,16 +104,16 @@ class PackingCores(BFloat16Cores):
         width, depth = operand.shape
         target = self._room(name, width, depth)
         strides = operand.strides
-        self.kernels.pack(target, _address(operand), *strides, item, width, depth, name == "right")
+        avx512_bf16.pack(target, _address(operand), *strides, item, width, depth, name == "right")
         return target
 
     def _room(self, name, width, depth) -> int:
-        room = self.scratch(name, (self.kernels.packed_bytes(width, depth) + 64,), np.uint8)
+        room = self.scratch(name, (avx512_bf16.packed_bytes(width, depth) + 64,), np.uint8)
         return -(-_address(room) // 64) * 64
 
     def sum_up(self, result, left, right, k, add):
         mode = ADD if add else WRITE
-        self.kernels.tiles(_address(result), result.strides[0], *result.shape, left, right, k.stop - k.start, mode)
+        avx512_bf16.tiles(_address(result), result.strides[0], *result.shape, left, right, k.stop - k.start, mode)
 
     def multiply(self, a, b, out, rows, columns, finish):
         """Compute all blocks in one call, unless each must be finished before it is rounded."""
@@ -132,43 +128,13 @@ class PackingCores(BFloat16Cores):
         depth = a.shape[2]
         rounds = out.dtype == bfloat16
         deep = depth if rounds else min(depth, self.depth)
-        high = min(rows, self.rows_at_once(rows, deep))
+        high = min(rows, self.rows)
         wide = min(columns, self.columns)
         rooms = self._room("left", high, deep), self._room("right", wide, deep)
         operands = [(_address(operand), *operand.strides, operand.itemsize) for operand in (a, b.transpose(0, 2, 1))]
         mode = ROUND if rounds else ADD if add else WRITE
         sides = (*operands[0], *operands[1], *rooms, high, wide, deep)
-        self.kernels.products(heads, rows, columns, depth, _address(out), *out.strides[:2], *sides, mode)
-
-
-class DotProductCores(PackingCores):
-    """Products by AVX-512's VDPBF16PS.
-
-    A block of the left operand takes a quarter of an L2 cache of 1 MB. A block of the right operand takes 2 MB of the
-    L3 cache, and is read once for each block of the left.
-    """
-
-    kernels = avx512_bf16
-    how = "AVX512_BF16, bfloat16 operands"
-    rows = 128
-    columns = 1920
-    depth = 1024
-
-
-class FmaCores(PackingCores):
-    """Products by AVX2's multiply-add. A block of the left operand takes at most 3/4 of an L2 cache of 512 KB."""
-
-    kernels = avx2
-    how = "AVX2 in float32, of operands rounded to bfloat16, as this CPU has no AVX512_BF16"
-    rows = 264
-    columns = 3072
-    depth = 384
-
-    def rows_at_once(self, rows, depth):
-        """Cut the rows into few blocks of about equal height: even a low block reads all of the right operand."""
-        panels = max(1, -(-rows // avx2.A_PANEL))
-        blocks = -(-panels // max(1, self.rows * self.depth // depth // avx2.A_PANEL))
-        return -(-panels // blocks) * avx2.A_PANEL
+        avx512_bf16.products(heads, rows, columns, depth, _address(out), *out.strides[:2], *sides, mode)
 
 
 class WideningCores(BFloat16Cores):

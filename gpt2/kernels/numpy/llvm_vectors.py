@@ -1,13 +1,10 @@
-"""LLVM's vector instructions, which numba does not offer, for @intrinsic (avx512_bf16.py, avx2.py).
+"""LLVM's vector instructions, which numba does not offer, for @intrinsic (avx512_bf16.py).
 
-The last two functions generate code that both share: the sums of one tile, held in registers, and their storage.
-The first argument is llvmlite's builder. An address is an int64 without alignment. A word is a pair of bfloat16. The
-constants are for AVX-512.
+The last two functions generate the sums of one tile, held in registers, and their storage. The first argument is
+llvmlite's builder. An address is an int64 without alignment. A word is a pair of bfloat16.
 """
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 LANES = 16  # float32 numbers or words in a vector
 # Modes: write a tile's sums as float32, add them, or write them as bfloat16.
@@ -67,38 +64,6 @@ def load_whole(build, kind, address, offset):
     return build.load(place_of(build, address, offset), align=1, typ=kind)
 
 
-def store_whole(build, value, address, offset: int = 0):
-    """Store a whole vector."""
-    build.store(value, place_of(build, address, offset)).align = 1
-
-
-def new_read(kind, numba_type):
-    """Return a function for compiled loops that reads the number at an address."""
-
-    @intrinsic
-    def read(typing_context, address):
-        def generate(context, build, signature, arguments):
-            return load_whole(build, kind, arguments[0], 0)
-
-        return numba_type(types.int64), generate
-
-    return read
-
-
-def new_write(numba_type):
-    """Return a function for compiled loops that writes a number of this type to an address."""
-
-    @intrinsic
-    def write(typing_context, address, value):
-        def generate(context, build, signature, arguments):
-            store_whole(build, arguments[1], arguments[0])
-            return context.get_dummy_value()
-
-        return types.void(types.int64, numba_type), generate
-
-    return write
-
-
 def prefetch(build, address):
     """Prefetch the cache line at `address`, which may be invalid."""
     call(build, "llvm.prefetch.p0", ir.VoidType(), place_of(build, address), *(I32(n) for n in (0, 3, 1)))
@@ -126,22 +91,6 @@ def rounded_pairs(build, low, high):
     return call(build, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", PAIRS, high, low)
 
 
-def nearest_bfloat16(build, values):
-    """Round float32 to nearest even, to words whose lower half is 0, for CPUs without an instruction for it."""
-    kind = ir.VectorType(I32, values.type.count)
-
-    def all_lanes(number):
-        return ir.Constant(kind, [number] * kind.count)
-
-    words = build.bitcast(values, kind)
-    is_odd = build.and_(build.lshr(words, all_lanes(16)), all_lanes(1))
-    nearest = build.add(build.add(words, all_lanes(0x7FFF)), is_odd)
-    # NaN stays NaN: the sum above could overflow its bits.
-    nan = build.or_(words, all_lanes(1 << 22))
-    is_nan = build.fcmp_unordered("uno", values, values)
-    return build.and_(build.select(is_nan, nan, nearest), all_lanes(0xFFFF0000))
-
-
 def store_halves(build, words, target, second_half):
     """Store 16 words: 8 at `target`, 8 at target + second_half."""
     for first, place in ((0, target), (8, build.add(target, second_half))):
@@ -164,11 +113,11 @@ def transposed(build, rows):
     return rows
 
 
-def sums_in_registers(build, kind, rows: int, vectors: int, count, at_once: int, a, b, panel_bytes, add):
-    """Return sums[row][vector], of LLVM's vector type `kind`, over `count` numbers (or pairs) of two panels.
+def sums_in_registers(build, rows: int, vectors: int, count, a, b, panel_bytes, add):
+    """Return sums[row][vector] over `count` pairs of two panels.
 
-    a, b: the panels' addresses. panel_bytes: bytes of one number (or pair) of all rows, and of all columns.
-    add(sums, a, b): returns the sums plus the products of the next at_once numbers at a and b.
+    a, b: the panels' addresses. panel_bytes: bytes of one pair of all rows, and of all columns.
+    add(sums, a, b): returns the sums plus the products of the pairs at a and b.
     """
     before = build.block
     loop = build.append_basic_block("loop")
@@ -176,17 +125,17 @@ def sums_in_registers(build, kind, rows: int, vectors: int, count, at_once: int,
     build.branch(loop)
     build.position_at_end(loop)
     left, a_here, b_here = variables = [build.phi(I64) for _ in range(3)]
-    sums = [[build.phi(kind) for _ in range(vectors)] for _ in range(rows)]
+    sums = [[build.phi(FLOATS) for _ in range(vectors)] for _ in range(rows)]
     new = add(sums, a_here, b_here)
-    steps = -at_once, *(at_once * number for number in panel_bytes)
+    steps = -1, *panel_bytes
     for variable, start, step in zip(variables, (count, a, b), steps, strict=True):
         variable.add_incoming(start, before)
         variable.add_incoming(build.add(variable, I64(step)), loop)
     for row in range(rows):
         for v in range(vectors):
-            sums[row][v].add_incoming(kind(None), before)
+            sums[row][v].add_incoming(FLOATS(None), before)
             sums[row][v].add_incoming(new[row][v], loop)
-    build.cbranch(build.icmp_signed(">", left, I64(at_once)), loop, after)
+    build.cbranch(build.icmp_signed(">", left, I64(1)), loop, after)
     build.position_at_end(after)
     return new
 

@@ -19,7 +19,6 @@ from traces.verdict.summary import measure_runs
 
 FAILURES = ROOT / "docs" / "failures.json"
 DRAWN = ROOT / "docs" / "drawn-faults.json"
-COMMAND = "command"  # the launcher of single commands in failure_suite.py
 DPI = 90
 COLOURS = 48  # of a picture
 
@@ -91,10 +90,10 @@ def failures(part, folder: Path) -> str:
 
 def failures_block(found: dict, hidden: list[str]) -> str:
     """Return a row per case and a column per launcher; cases with the same outcome everywhere share a line."""
-    launchers = sorted(found["made_on"].keys() - {COMMAND})
+    launchers = sorted(found["made_on"])
     lines = [f"| | {' | '.join(f'`{short(name)}`' for name in launchers)} |", "|---" * (len(launchers) + 1) + "|"]
     alike = {}
-    rows = [row for row in found["rows"] if row["launcher"] != COMMAND and row["case"] not in hidden]
+    rows = [row for row in found["rows"] if row["case"] not in hidden]
     for says, group in groupby(rows, lambda row: row["says"]):
         outcomes = {row["launcher"]: row["outcome"] for row in group}
         if len(launchers) == len(outcomes) > 1 and len(set(outcomes.values())) == 1:

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from dist.probe.programs import mpirun_command, mpirun_environment
@@ -19,18 +18,6 @@ class Failed(Exception):
     """Something did not go as it should, in one line."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """flags: train.py's. batches: {ranks: (sequences of a rank, micro-steps)}, of which all make the same step."""
-
-    flags: tuple
-    batches: dict[int, tuple[int, int]]
-
-    def of(self, ranks: int) -> tuple:
-        batch, accumulated = self.batches[ranks]
-        return (*self.flags, "--batch-size", batch, "--grad-accum", accumulated)
-
-
 def as_nice_as_this() -> list[str]:
     """What starts a command with this process's priority, also under a launcher that begins a session for each rank.
 
@@ -40,14 +27,11 @@ def as_nice_as_this() -> list[str]:
 
 
 class Job:
-    """One start of the training on so many ranks: its launcher's process and what it prints, in RUN.txt.
+    """One start of the training on so many ranks: its launcher's process and what it prints, in RUN.txt."""
 
-    name: of the file that takes what it prints, if not the run's.
-    """
-
-    def __init__(self, run: Path, settings: Settings, ranks: int, steps: int, name: str | None = None):
-        self.run, self.ranks, self._output = run, ranks, run.with_name(f"{name or run.name}.txt")
-        command = self.command(ranks, [*settings.of(ranks), "--steps", steps, "--resume", "--out", run])
+    def __init__(self, run: Path, flags: tuple, ranks: int, steps: int):
+        self.run, self._output = run, run.with_name(f"{run.name}.txt")
+        command = self.command(ranks, [*flags, "--steps", steps, "--resume", "--out", run])
         with open(self._output, "w") as output:
             self._process = subprocess.Popen(
                 [str(word) for word in command],

@@ -39,12 +39,6 @@ def processes_of(folder: Path) -> list[int]:
     return [pid for pid in numbers if str(folder) in command_line(pid)[1:] and not is_zombie(pid)]
 
 
-def processes_in(folder: Path) -> list[int]:
-    """Those whose working folder it is, and that are no zombies."""
-    numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-    return [pid for pid in numbers if works_in(pid, folder) and not is_zombie(pid)]
-
-
 def processes_on(host: Host) -> list[int]:
     """Those in a host's PID namespace, but for its first one, with which it would end."""
     numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
@@ -55,13 +49,6 @@ def namespace_of(pid: int) -> str | None:
     with suppress(OSError):  # ended meanwhile
         return os.readlink(f"/proc/{pid}/ns/pid")
     return None
-
-
-def works_in(pid: int, folder: Path) -> bool:
-    try:
-        return Path(os.readlink(f"/proc/{pid}/cwd")) == folder
-    except OSError:
-        return False  # ended meanwhile, or another user's
 
 
 def is_python(program: str) -> bool:

@@ -25,15 +25,9 @@ class SupervisedJob(Job):
 
 
 class Supervised(Disturbed):
-    """Its faults are those of ranks: a dead supervisor starts nothing any more. every_s: as Disturbed's."""
+    """Its faults are those of ranks: a dead supervisor starts nothing any more."""
 
     new_job = SupervisedJob
-
-    def __init__(self, run, settings, chance, ranks: list[int], every_s: float):
-        super().__init__(run, settings, chance, ranks, {"a rank": Supervised.hit}, every_s)
-
-    def has_failed(self) -> bool:
-        return True  # these ranks have, and others follow
 
     def hit(self) -> str:
         """Kill or stop one rank, and wait until all ranks of this start are gone. Failed."""
