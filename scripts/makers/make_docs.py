@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from dist.console import open_console
-from scripts.makers.pages import faults, outputs, port_figures
+from scripts.makers.pages import faults, less_traffic, outputs, port_figures
 from scripts.makers.pages.page import replace_block
 
 PARTS = tomllib.loads((Path(__file__).parent / "pages" / "parts.toml").read_text())
@@ -42,7 +42,8 @@ def parse():
 def function_of(name: str):
     """Return the part's function of (part, a new folder), which returns the block's text, or {block: text}."""
     function = PARTS[name].get("function", name)
-    return next(getattr(module, function) for module in (outputs, faults, port_figures) if hasattr(module, function))
+    modules = (outputs, faults, port_figures, less_traffic)
+    return next(getattr(module, function) for module in modules if hasattr(module, function))
 
 
 if __name__ == "__main__":

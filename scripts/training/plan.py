@@ -30,6 +30,7 @@ from scripts.training.same_files import check_same_files, in_both, made_for_all
 from scripts.training.shared_model import SharedModel
 from scripts.training.state import mesh_facts
 from strategies import find
+from strategies.compatibility import gives_same_weights
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,10 @@ class Plan:
     def traces(self) -> Path:
         return self.folder / "traces"
 
+    @property
+    def same_weights(self) -> bool:
+        return gives_same_weights(find(self.settings.strategy), self.settings.wire)
+
     def checkpoint_facts(self) -> dict:
         """Return the facts about the run that each of its checkpoints holds."""
         decided = {
@@ -80,6 +85,7 @@ class Plan:
     def config_facts(self) -> dict:
         """Return the facts about this run for config.json, besides its settings."""
         facts = {"threads_per_rank": self.threads, "links": self.links, "resumed_step": self.resumed_step}
+        facts["same_weights"] = self.same_weights
         return facts | self.backend | self.embedding.config_facts()
 
 

@@ -44,6 +44,11 @@ def run_table(used: dict, plan, world, peak) -> str:
         "peak": str(peak),
         **({"embedding": plan.embedding.text} if plan.embedding.text else {}),
         "step": f"{plan.global_batch} sequences of {used['seq_len']}: {tokens:,} tokens",
+        **(
+            {}
+            if plan.same_weights
+            else {"weights": "not those of the exact strategies: this exchange loses information"}
+        ),
         "data": data_text(plan.train, plan.val, used["steps"] * plan.global_batch),
         "MPI": library_name(),
         "run folder": str(plan.folder),

@@ -90,6 +90,12 @@ ELSEWHERE = {
     "python scripts/compare.py --ranks 4 --strategies all": "tests/suites/test_scripts.py",
     "python scripts/compare.py --ranks 4 --strategies reduce-scatter,hierarchical-sharded/overlap":
         "tests/suites/test_scripts.py",
+    "python scripts/compare.py --by-time 3.3 --seeds 1,2,3 --ranks 16 --strategies "
+    "hierarchical-sharded,diloco/local-steps=50 -- --model gpt2-124M --train-data --val-data":
+        "tests/suites/test_compare_by_time.py",
+    "sudo python scripts/compare.py --by-time 2.0 --nodes 4 --rate 100mbit --ranks 4 --strategies "
+    "hierarchical-sharded,powersgd/low-rank=4 -- --preset nanogpt-shakespeare --text tinyshakespeare.txt":
+        "tests/suites/test_compare_by_time.py",
     "python scripts/doctor.py": "tests/suites/test_doctor.py",
     "mpirun -n 2 python scripts/doctor.py": "tests/suites/test_doctor.py",
     "srun --mpi=pmix -n 16 python scripts/doctor.py": "tests/suites/test_doctor.py",

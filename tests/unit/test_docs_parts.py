@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from scripts.compare import hosts_folder, seed_folder
 from scripts.makers import make_docs
-from scripts.makers.pages import outputs, page
+from scripts.makers.pages import less_traffic, outputs, page
 from tests.suites import fault_suite
 
 pytestmark = pytest.mark.any_mpi
@@ -62,6 +63,21 @@ class Programs:
         Path(value("--json")).write_text(json.dumps(report))
         return ["host", "", "the table"]
 
+    def compare(self, words, value):
+        """Two validations, after steps 10 and 20; each seed's loss is lower. A step takes longer at a lower rate."""
+        rate = int(value("--rate").removesuffix("mbit")) if "--rate" in words else 1000
+        out = hosts_folder(Path(value("--out")), 4 if "--rate" in words else None, f"{rate}mbit")
+        for name in value("--strategies").split(","):
+            for seed in map(int, value("--seeds").split(",")):
+                folder = seed_folder(out, name, seed)
+                folder.mkdir(parents=True)
+                rows = [{"step": step, "loss": 3.0, "step_s": 0.1 + len(name) / rate} for step in range(1, 21)]
+                rows[9]["val_loss"] = 3.0
+                rows[19]["val_loss"] = 2.0 - seed / 10 if "int8" not in name else 2.5
+                (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+                (folder / "config.json").write_text(json.dumps(ORIGIN))
+        return []
+
     def fault_suite(self, words, value):
         rows = [{"case": "clean", "says": "nothing", "right": True, "kind": "none", "verdict": "all is well"},
                 {"case": "clean", "says": "nothing", "right": False, "kind": "data", "verdict": "late"}]  # fmt: skip
@@ -102,6 +118,22 @@ def test_what_is_measured_stands_in_the_block(make, tmp_path, name, expected):
         assert re.search(r"virtual_cluster\.py run --nodes 4 --ranks 4 --rate 400mbit -- \S+ \S+/bench_training\.py "
                          r"--link 400mbit --turns 2 --steps 1 --out \S+ --json \S+ -- --n-layer 6", first)  # fmt: skip
         assert "--rate 1600mbit" in second
+
+
+def test_losses_at_full_speed_are_combined_with_steps_on_slow_hosts(make, monkeypatch, tmp_path):
+    monkeypatch.setattr(less_traffic, "ROOT", tmp_path)
+    monkeypatch.setattr(less_traffic, "FIGURES", tmp_path)
+    text, (losses, *slow) = make("less_traffic")
+    assert "--seeds 1,2,3 --out" in losses
+    assert [re.search(r"--rate (\S+)", command)[1] for command in slow] == ["20mbit", "100mbit", "400mbit"]
+    assert all("--seeds 1 --nodes 4" in command and command.endswith("--steps 100 --eval-steps 1") for command in slow)
+    # At loss 2.0 after 10 steps and 1/1.1, 1/1.2, 1/1.3 of the next 10; a step takes 0.1 s + 21 letters / 20.
+    assert (
+        "| `diloco/local-steps=50` | 18 (18 to 19) | 1.800 (1.700 to 1.900) | 1150 ms, 21 s | 310 ms, 5.68 s |" in text
+    )
+    assert "| `hierarchical/int8` | - | 2.500 (2.500 to 2.500) | 950 ms, not reached |" in text
+    assert text.startswith("![First to loss 2: hierarchical-sharded and powersgd/low-rank=4 at 20 Mbit/s; ")
+    assert (tmp_path / "less-traffic.png").exists()
 
 
 def test_a_runs_blas_is_named():

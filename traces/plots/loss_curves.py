@@ -4,6 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from traces.plots import look
+from traces.read.run_files import log_column
 from traces.record.files import RunError
 from traces.verdict.curves import compare_curves
 from traces.verdict.summary import TimedRun
@@ -34,7 +35,7 @@ def _curve(one: TimedRun) -> np.ndarray:
     rows = [row for row in one.run.log if row.get("loss") is not None]
     if not rows:
         raise RunError(f"{one.run.path / 'log.jsonl'} holds no loss; train for at least one step")
-    return np.array([[row["step"], row["loss"], row.get("val_loss", np.nan)] for row in rows], np.float64).T
+    return np.array([log_column(rows, name) for name in ("step", "loss", "val_loss")])
 
 
 def smooth(values: np.ndarray, width: int) -> np.ndarray:

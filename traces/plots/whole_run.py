@@ -5,6 +5,7 @@ from matplotlib.figure import Figure
 
 from traces.plots import look
 from traces.plots.loss_curves import smooth, smoothing_width
+from traces.read.run_files import log_column
 from traces.read.starts import restarts_of
 from traces.units import count_text
 from traces.verdict.summary import TimedRun
@@ -61,7 +62,7 @@ def draw(measured: TimedRun) -> Figure:
 
 def _column(log: list[dict], name: str) -> np.ndarray:
     """Return (S,) float64 of a field, nan where it is missing; for fields of HELD, the last logged value."""
-    values = np.array([np.nan if (value := row.get(name)) is None else value for row in log], np.float64)
+    values = log_column(log, name)
     if name in HELD:
         noted = np.maximum.accumulate(np.where(np.isfinite(values), np.arange(len(values)), 0))
         values = values[noted]

@@ -3,6 +3,8 @@
 import math
 from pathlib import Path
 
+import numpy as np
+
 from traces.read import schemas
 from traces.read.tails import read_bytes, read_lines
 from traces.read.trace_files import read_at_end
@@ -75,6 +77,11 @@ def read_log(path, gaps: Gaps | None = None, most_bytes: int | None = None) -> l
         except ValueError as error:
             gaps.add(f"{path}, line {number}, is not a JSON object with a step: {error}; remove the line")
     return [rows[step] for step in sorted(rows)]
+
+
+def log_column(log: list[dict], name: str) -> np.ndarray:
+    """Return (S,) float64 of a field of log.jsonl, nan in rows that lack it."""
+    return np.array([np.nan if (value := row.get(name)) is None else value for row in log], np.float64)
 
 
 def read_measured_at_end(folder: Path, name: str, gaps: Gaps) -> dict[int, dict]:

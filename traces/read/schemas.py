@@ -130,6 +130,7 @@ CONFIG = {
     "command": TEXT.listed(),
     "started": MOMENT,
     "resumed_step": STEP_NUMBER.or_none(),
+    "same_weights": one_of(False, True),
 }
 EARLIER = {"started": MOMENT, "resumed_step": STEP_NUMBER.or_none(), "ranks": RANKS}
 # These are null when a run has diverged, because JSON has no nan.

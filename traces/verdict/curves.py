@@ -1,8 +1,9 @@
 """Compare the loss curves of several runs as closely as their settings allow.
 
-Runs of different experiments (another model, batch, learning rate, seed or text) are not compared. All others differ
-only in rounding, which depends on the order of sums (strategy, ranks) and is coarser with bfloat16. Training amplifies
-each difference. So two curves may differ at a step by the larger of
+Runs of different experiments (another model, batch, learning rate, seed or text) are not compared, nor are those whose
+strategy changes the arithmetic (same_weights in config.json is false) expected to agree. All others differ only in
+rounding, which depends on the order of sums (strategy, ranks) and is coarser with bfloat16. Training amplifies each
+difference. So two curves may differ at a step by the larger of
 - ROUNDING, a fraction of the loss, and
 - GROWTH times the largest difference that was seen at least WINDOW steps earlier.
 This finds a fault in the first steps even if training is chaotic, and in later steps if it is calm. The norm of the
@@ -98,6 +99,10 @@ def compare_curves(measured: list[TimedRun]) -> Comparison | None:
     for one, other in combinations(measured, 2):
         if text := other_experiment(one, other):
             return Comparison("other", "Different experiments: their losses are not compared", text)
+    exact = [one for one in measured if one.run.config.get("same_weights", True)]
+    if len(exact) < len(measured):
+        found = compare_curves(exact)
+        return found if found and found.kind == "differ" else _other_arithmetic(measured)
     distances = [_distance(one, other) for one, other in combinations(measured, 2)]
     if None in distances:
         return Comparison("other", "The runs have no step in common: their losses are not compared", "")
@@ -110,6 +115,14 @@ def compare_curves(measured: list[TimedRun]) -> Comparison | None:
         return Comparison("agree", title, "loss curves agree: no difference at any step")
     at = f"largest difference {largest.largest:.1g} at step {largest.largest_at}"
     return Comparison("agree", title, f"loss curves agree within {worst.allowed:.1g} ({worst.reason}; {at})")
+
+
+def _other_arithmetic(measured: list[TimedRun]) -> Comparison:
+    """State the last losses of runs of which some do not give the same weights by design."""
+    name = "val_loss" if all("val_loss" in one.run.log[-1] for one in measured) else "loss"
+    losses = ", ".join(f"{one.label} {one.run.log[-1].get(name, math.nan):.3f}" for one in measured)
+    title = "Different arithmetic: the losses are compared, not expected to agree"
+    return Comparison("other", title, f"last {'validation' if name == 'val_loss' else 'training'} loss: {losses}")
 
 
 def other_experiment(one: TimedRun, other: TimedRun) -> str:

@@ -136,5 +136,10 @@ def table(runs: list[dict]) -> str:
         rows.append([figures["label"], *times, share, rate, mfu])
     if all(figures["mfu"] is None for figures in runs):
         rows = [row[:-1] for row in rows]
+    return aligned(rows)
+
+
+def aligned(rows: list[list[str]]) -> str:
+    """Return rows of equal length as a text table: the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
