@@ -13,7 +13,7 @@ sharded.py          vectors that no rank holds whole (ZeRO)
 sparse_gradient.py  the rows of an embedding that a step uses, and their gradients
 shard_sums.py       sums over tensor-parallel ranks
 stage_links.py      messages between pipeline stages
-wire.py             messages in float32 or bfloat16
+wire.py             messages in float32, bfloat16 or int8
 mpi.py              mpi4py's MPI, or None if no MPI library is found
 host/               exchanges between arrays in host memory: rings, trees, MPI's collectives with a wire format
 gpu/                buffers on GPUs and exchanges between them, over NCCL or GPU-aware MPI; host staging

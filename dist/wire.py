@@ -1,4 +1,4 @@
-"""The wire format of a float32 vector: its segments, unchanged or rounded to bfloat16.
+"""The wire format of a float32 vector: its segments, unchanged or rounded to bfloat16 or int8.
 
 An exchange sends each element at most once as a partial sum (`packed`, `unpacked`), and then once as a final value, in
 the all-gather: its owner rounds it (`rounded`), and everyone passes on the same bits (`gathered`, `arrived`).
@@ -13,7 +13,9 @@ from dist.probe.links import MOST_SEGMENT_BYTES
 from dist.ranges import cut_range
 
 OPERATIONS = ("mpi", "own")  # --op: which sum MPI's collectives use
-WIRE_BYTES = {"float32": 4, "bfloat16": 2}  # of one element, by --wire
+INT8_BLOCK = 64  # values that share a bfloat16 scale (dist/host/int8_blocks.py)
+SCALE_BYTES = 2
+WIRE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1 + SCALE_BYTES / INT8_BLOCK}  # of one element, by --wire
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 LANDING_BYTES = 1 << 20  # of all receives that are posted ahead
 LEAST_AHEAD = 4  # the least number of these receives
@@ -23,7 +25,7 @@ LEAST_AHEAD = 4  # the least number of these receives
 class WireFormat:
     """How all exchanges of a job send their vectors.
 
-    wire: "float32" or "bfloat16". segment_bytes: the most that one message holds (dist/probe/links.py). error_feedback:
+    wire: a key of WIRE_BYTES. segment_bytes: the most that one message holds (dist/probe/links.py). error_feedback:
     whether to keep rounding errors and add them to the next sum. operation: of MPI's collectives (OPERATIONS).
     """
 
@@ -37,13 +39,15 @@ class WireFormat:
         return self.wire != "float32"
 
     @property
-    def item_bytes(self) -> int:
+    def item_bytes(self) -> float:
         return WIRE_BYTES[self.wire]
 
-    def new(self, size: int) -> "PlainWire":
+    def new(self, size: int) -> "PlainWire | Int8Wire":
         """Return the wire for vectors of `size` elements in host memory."""
         if not self.is_lossy:
             return PlainWire(self.segment_bytes)
+        if self.wire == "int8":
+            return Int8Wire(size, self.segment_bytes, self.error_feedback)
         return BFloat16Wire(size, self.segment_bytes, self.error_feedback)
 
 
@@ -122,6 +126,45 @@ class BFloat16Wire(PlainWire):
 
     def arrived(self, flat, start, stop) -> None:
         widen(self.half[start:stop], flat[start:stop])
+
+
+class Int8Wire:
+    """int8 on the wire in blocks with a scale (dist/host/int8_blocks.py), sums in float32, for DirectExchange.
+
+    errors: as of BFloat16Wire. A message is one segment: the scales of its blocks, then a byte for each value.
+    """
+
+    def __init__(self, size: int, segment_bytes: int, error_feedback: bool = True):
+        from dist.host import int8_blocks  # slow to import: it compiles
+
+        self._blocks = int8_blocks
+        self.errors = np.zeros(size, np.float32) if error_feedback else None
+        self.segment_length = INT8_BLOCK * max(1, segment_bytes // (INT8_BLOCK + SCALE_BYTES))
+
+    def segments(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Cut [start, stop) into whole blocks, all but the last: segment_bytes then changes no block and no bit."""
+        length = self.segment_length
+        return [(low, min(low + length, stop)) for low in range(start, stop, length)]
+
+    def message(self, start: int, stop: int) -> np.ndarray:
+        """Return memory for the message of flat[start:stop]."""
+        return np.empty(stop - start + SCALE_BYTES * -(-(stop - start) // INT8_BLOCK), np.uint8)
+
+    def packed(self, flat, start, stop) -> np.ndarray:
+        """Return the message of flat[start:stop], with the errors so far. Keep the new errors."""
+        message = self.message(start, stop)
+        errors = np.zeros(stop - start, np.float32) if self.errors is None else self.errors[start:stop]
+        self._blocks.pack(flat[start:stop], errors, *_parts(message, stop - start))
+        return message
+
+    def unpack(self, message, flat, start, stop, adds: bool = False) -> None:
+        """Write the values of a message to flat[start:stop], or add them there."""
+        self._blocks.unpack(*_parts(message, stop - start), flat[start:stop], adds)
+
+
+def _parts(message: np.ndarray, length: int):
+    """Return (bits of the scales, codes) of an int8 message of `length` values."""
+    return message[:-length].view(np.uint16), message[-length:].view(np.int8)
 
 
 def widen(half: np.ndarray, values: np.ndarray) -> None:

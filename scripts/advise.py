@@ -168,8 +168,8 @@ def described_training(arguments) -> Training:
         layers = min(arguments.layers or DEFAULT_LAYERS, parameters)
         # The embeddings are unknown, and layers are assumed to have equal sizes.
         ranges = (0, *(stop - start for start, stop in cut(parameters, layers)), 0)
-    if arguments.op == "mpi" and arguments.wire == "bfloat16":
-        raise ValueError("--op mpi with --wire bfloat16, which MPI cannot add: leave --op out")
+    if arguments.op == "mpi" and arguments.wire not in (None, "float32"):
+        raise ValueError(f"--op mpi with --wire {arguments.wire}, which MPI cannot add: leave --op out")
     item = WIRE_BYTES[arguments.wire or "float32"]
     own_operation = arguments.op == "own"
     return Training(parameters, compute_s, item, ranges, micro_steps, own_operation=own_operation, rows=rows)

@@ -6,8 +6,8 @@ sudo python scripts/virtual_cluster.py run --nodes 5 --ranks 9 --ranks-per-node 
     python scripts/bench_exchange.py --bytes 8MB --link 400mbit --figure exchange.png
 
 The bound is 2 (M-1)/M D / B for M nodes and B bytes/s through a node's port each way. Contenders take turns, and every
-rank checks every sum. A strategy's name may end in /bfloat16 (--wire), /own (--op) or /dedicated (--server); the names
-of MPI's collectives begin with MPI_. Bytes are read from the counters of each node's ports.
+rank checks every sum. A strategy's name may end in /bfloat16 or /int8 (--wire), /own (--op) or /dedicated (--server);
+the names of MPI's collectives begin with MPI_. Bytes are read from the counters of each node's ports.
 """
 
 from pathlib import Path

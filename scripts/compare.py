@@ -43,7 +43,9 @@ GRACE_S = 20  # for ranks that write a checkpoint before they stop, and for virt
 OPTIONS = {
     "dedicated": ["--server", "dedicated"],
     "bfloat16": ["--wire", "bfloat16"],
+    "int8": ["--wire", "int8"],
     "error-feedback": ["--error-feedback"],
+    "no-error-feedback": ["--no-error-feedback"],
     "overlap": ["--overlap"],
 }
 

@@ -77,7 +77,7 @@ def check_exchange(kind: type[Strategy], wire: str, error_feedback: bool, overla
 def check_wire(wire: str, error_feedback: bool, op: str | None = None) -> None:
     """Raise UserError if --error-feedback has no rounding errors to add, or if MPI cannot sum the wire's format."""
     if error_feedback and wire == "float32":
-        raise UserError(f"--error-feedback with --wire {wire}, which loses nothing: add --wire bfloat16")
+        raise UserError(f"--error-feedback with --wire {wire}, which loses nothing: add --wire bfloat16 or int8")
     if op == "mpi" and wire != "float32":
         raise UserError(f"--op mpi with --wire {wire}, which MPI cannot add: leave --op out")
 
@@ -128,7 +128,7 @@ def check_transport(kind: type[Strategy], transport: str, wire: str, overlap: bo
         others = names_where(lambda traits: traits.on_gpus and wire in traits.on_gpus.exchanges)
         raise UserError(
             f"--transport {transport} with --wire {wire} and --strategy {kind.name}, which adds that in host memory: "
-            f"use --transport host, or one of {others}"
+            f"use --transport host{others and f', or one of {others}'}"
         )
     raise UserError(f"--transport {transport} with --overlap, whose calls return when all is done: use nccl, or host")
 

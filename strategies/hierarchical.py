@@ -17,7 +17,7 @@ window, so messages are also needed for the sums inside a node, and each rank ho
 
 from dist.buffers import NodeBuffers
 from dist.cost.memory import Memory
-from dist.cost.messages import ring_of_nodes
+from dist.cost.messages import sums_of_nodes
 from dist.cost.sparse_rows import node_rows_everywhere
 from dist.gpu.node_exchange import NodeExchange
 from dist.host.host_ring import own_chunk
@@ -34,6 +34,7 @@ class Hierarchical(Bucketed):
     name = "hierarchical"
     traits = Bucketed.traits.changed(
         line="sums in the node, a ring of nodes",
+        wires=("float32", "bfloat16", "int8"),
         shares_sums=True,
         knows_nodes=True,
         splits_embedding=True,
@@ -41,7 +42,7 @@ class Hierarchical(Bucketed):
         memory=Memory(optimizer="2/L", shared_in_node=True),
         buffers=NodeBuffers,
         on_gpus=OnGpus({"float32": NodeExchange, "bfloat16": NodeExchange}, form=Replicated),
-        messages=ring_of_nodes,
+        messages=sums_of_nodes,
         sparse_messages=node_rows_everywhere,
     )
 

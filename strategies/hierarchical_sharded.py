@@ -29,6 +29,7 @@ from dist.node_memory import NodeGathers
 from dist.ranges import cut_range
 from dist.waiting import sum_everywhere, wait
 from strategies.base import Updated
+from strategies.bucketed import Bucketed
 from strategies.hierarchical import Hierarchical
 from strategies.sharded import Sharded
 from strategies.traits import OnGpus
@@ -40,6 +41,7 @@ class HierarchicalSharded(Hierarchical):
     name = "hierarchical-sharded"
     traits = Hierarchical.traits.changed(
         line="the same, update between its halves",
+        wires=Bucketed.traits.wires,
         shares_sums=False,
         memory=Memory(optimizer="2/ML", overlapped="2/3L + 4/3ML", shared_in_node=True),
         on_gpus=OnGpus({"float32": NodeExchange, "bfloat16": NodeExchange}, form=Sharded),

@@ -7,6 +7,7 @@ from functools import partial
 from dist.buffers import OwnBuffers
 from dist.cost.memory import VECTOR_BYTES, Memory
 from dist.cost.overlap import Overlap, Training
+from dist.host.direct_exchange import DirectExchange
 from dist.host.exchange import RingExchange
 from dist.host.operation import MpiSum, OwnSum, new_operation
 from dist.host.wire_comm import WireComm
@@ -57,7 +58,7 @@ class Traits:
         """Return these traits with other values of some fields."""
         return replace(self, **fields)
 
-    def item_bytes(self, wanted: int) -> int:
+    def item_bytes(self, wanted: float) -> float:
         """Return `wanted`, a gradient's bytes on the wire, if the strategy supports this format; else float32's 4."""
         return wanted if wanted in (WIRE_BYTES[wire] for wire in self.wires) else VECTOR_BYTES
 
@@ -67,7 +68,8 @@ class Traits:
 
     def in_host_memory(self, world: World, wire_format: WireFormat, operation) -> dict:
         """Return the `world` and `new_exchange` of a Job in host memory. operation: an MPI.Op."""
-        exchange = partial(self.host_exchange, wire_format=wire_format)
+        kind = DirectExchange if wire_format.wire == "int8" else self.host_exchange
+        exchange = partial(kind, wire_format=wire_format)
         if self.operations:
             world = replace(world, comm=WireComm(world.comm, wire_format, operation))
         return {"world": world, "new_exchange": exchange}

@@ -5,6 +5,7 @@ schedules: rings and trees of point-to-point messages, and calls of MPI's collec
 algorithm that the library picks (mpi_choices.py). Messages are (stages, names of the MPI library's algorithms).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from dist.host.host_tree import double_tree
 from dist.host.rooted import PIECE_SEGMENTS, WINDOW
 from dist.probe.links import LEAST_SEGMENT_BYTES
 from dist.ranges import cut, cut_by_node
+from dist.wire import WIRE_BYTES
 
 # Rooted calls: up to MOST_ROOTS roots are modelled one by one. Of more, FEW_ROOTS evenly spaced ones represent all.
 MOST_ROOTS = 64
@@ -40,7 +42,7 @@ class Setting:
 
     placement: np.ndarray
     elements: int
-    item: int = VECTOR_BYTES
+    item: float = VECTOR_BYTES
     library: str = "mpich"
     ranges: tuple[int, ...] = ()
     micro_steps: int = 1
@@ -53,17 +55,17 @@ class Setting:
     @property
     def vector(self) -> int:
         """Bytes of the whole vector."""
-        return self.item * self.elements
+        return math.ceil(self.item * self.elements)
 
     @property
     def padded(self) -> int:
         """Bytes of the vector, padded so that all ranks get equal shares."""
-        return self.item * (-(-self.elements // len(self.placement)) * len(self.placement))
+        return math.ceil(self.item * (-(-self.elements // len(self.placement)) * len(self.placement)))
 
     def blocks(self, parts: int, elements: int | None = None) -> np.ndarray:
         """Return the bytes of each part of the vector, or of `elements` elements, cut as the strategies cut it."""
         bounds = cut(self.elements if elements is None else elements, parts)
-        return self.item * np.array([stop - start for start, stop in bounds], np.int64)
+        return np.array([math.ceil(self.item * (stop - start)) for start, stop in bounds], np.int64)
 
     def call(self, collective: str, size: int, root: int = 0) -> Messages:
         """Return the messages of one MPI collective of `size` bytes. UnknownChoice if its algorithm is unknown."""
@@ -147,6 +149,25 @@ def ring_of_nodes(setting: Setting) -> Messages:
     """Sum the vector in each node's shared memory, then around a ring of the nodes' leaders."""
     leaders = leaders_of(setting.placement)
     return ring_of(leaders, setting.blocks(len(leaders)))
+
+
+def sums_of_nodes(setting: Setting) -> Messages:
+    """Sum the vector in each node's shared memory, then between the leaders: directly in int8, else around a ring."""
+    if setting.item != WIRE_BYTES["int8"]:
+        return ring_of_nodes(setting)
+    leaders = leaders_of(setting.placement)
+    return direct_exchange(leaders, setting.blocks(len(leaders))), []
+
+
+def direct_exchange(members: np.ndarray, blocks: np.ndarray) -> list[Stage]:
+    """Let each member send every block to its owner, and each owner the block's sum to all. blocks: bytes, (members,).
+
+    Blocks travel in segments, so an owner adds a segment while the next ones arrive.
+    """
+    source, owner = (each.ravel() for each in np.meshgrid(np.arange(len(members)), np.arange(len(members))))
+    added = (len(members) - 1) * int(blocks.max())
+    to_owners = stage(members[source], members[owner], blocks[owner], added_meanwhile=added, all_together=True)
+    return [to_owners, stage(members[owner], members[source], blocks[owner], all_together=True)]
 
 
 def rings_of_ranges(setting: Setting, steps: list[tuple[str, int]]) -> Messages:

@@ -1,4 +1,4 @@
-"""Exchanges of ranges of vectors in host memory, for strategies: host_ring.py and host_tree.py, with wires and tags.
+"""Exchanges of ranges of vectors in host memory, for strategies: rings and trees, with wires and tags.
 
 An exchange, here or between GPUs (dist/gpu/exchange.py), is constructed from (comm, ranges, wire_format) and has:
 
@@ -9,6 +9,8 @@ An exchange, here or between GPUs (dist/gpu/exchange.py), is constructed from (c
     reduce_scatter(vector, start, stop)     for Sharded, an iterator for `engine`: each rank gets the sum of its part
     all_gather(vector, start, stop)         likewise: all ranks get the owners' parts
     own_part(start, stop)                   the part of a range that this rank owns, perhaps none
+
+Rings use host_ring.py, trees host_tree.py; direct_exchange.py has the exchange for an int8 wire.
 
 Vectors are float32; the WireFormat says how they travel.
 """

@@ -46,12 +46,12 @@ def _reduce_scatter(comm, flat, addends, start, stop, wire, tag):
         sends.append(comm.Isend(wire.packed(flat, *segment), (rank + 1) % size, tag))
 
     def take(index, segment, received):
-        _add(flat, segment, addends, wire.unpacked(received))
+        add(flat, segment, addends, wire.unpacked(received))
         if index < len(arriving) - len(chunks[rank]):  # the last chunk to arrive is the complete sum, and stays
             send(segment)
 
     for segment in chunks[rank - 1]:
-        _add(flat, segment, addends)
+        add(flat, segment, addends)
         if size > 1:
             send(segment)
     yield from _receive(comm, arriving, wire, lambda i, low, high: landing[i % len(landing)][: high - low], take, tag)
@@ -87,7 +87,7 @@ def all_gather(comm, flat, start, stop, wire, tag, earlier_sends=(), on_own_chun
     yield from sends
 
 
-def _add(flat, segment, addends, *received) -> None:
+def add(flat, segment, addends, *received) -> None:
     """Add this rank's addends, and the received segment, to its own segment."""
     total = flat[slice(*segment)]
     for addend in (*(addend[slice(*segment)] for addend in addends), *received):

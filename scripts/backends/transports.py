@@ -66,6 +66,7 @@ def choose_transport(kinds: list[type[Strategy]], settings, ranks: int, found: O
     possible = device_transports(kind, *flags)
     if not possible:
         adds = "--op own adds in host memory" if settings.op == "own" else None
+        adds = "--wire int8 adds in host memory" if settings.wire == "int8" else adds
         return "host", adds or f"{kind.name} does not declare how it exchanges between GPUs"
     if ranks == 1 or not (kind.traits.exchanges or is_cut(settings)):
         return ALONE, "nothing is exchanged"

@@ -15,7 +15,7 @@ from dist.mpi import MPI
 from dist.world import World
 from gpt2.errors import UserError
 from gpt2.optimizer import Clipping
-from scripts.exchange_bench.values import fill, is_filled, rank_values, summed_values
+from scripts.exchange_bench.values import fill, is_filled, rank_values, rounding_of, summed_values
 from strategies import OWN_FILE, STRATEGIES, Job, Strategy, find
 from strategies.compatibility import check_server, operation_of
 from traces import Tracer
@@ -59,7 +59,7 @@ class Contender:
         """Copy the sums to the parameters if the exchange has not done so. Untimed."""
 
     def is_correct(self) -> bool:
-        return is_filled(self.buffers.parameters, self.sums)
+        return is_filled(self.buffers.parameters, self.sums, rounding_of(self.wire, self.world.size))
 
     def close(self) -> None:
         """Free the contender's resources. Collective."""
@@ -100,7 +100,8 @@ class StrategyContender(Contender):
     def __init__(self, world, own_buffers, wire_format, kind: type[Strategy], wire=None, op=None, server="colocated"):
         super().__init__(world, own_buffers)
         wire = wire or wire_format.wire
-        wire_format = replace(wire_format, wire=wire, error_feedback=False, operation=operation_of(wire, op))
+        feeds = wire == "int8"  # as in training, by default
+        wire_format = replace(wire_format, wire=wire, error_feedback=feeds, operation=operation_of(wire, op))
         self.wire = wire
         self.family = "strategy" if kind.traits.operations or not kind.traits.overlaps else "own"
         self.size = len(own_buffers.gradients)
@@ -217,8 +218,8 @@ class CollectiveContender(Contender):
 def strategy_makers(kind: type[Strategy]) -> dict:
     """Return {name: function of (world, own_buffers, wire_format) that makes the contender}.
 
-    The names are the strategy's name, alone and with /dedicated, /own or /bfloat16. The dict is empty for a strategy
-    that exchanges nothing, or that exchanges layer by layer because no rank holds the whole vector.
+    The names are the strategy's name, alone and with /dedicated, /own, /bfloat16 or /int8. The dict is empty for a
+    strategy that exchanges nothing, or that exchanges layer by layer because no rank holds the whole vector.
     """
     if not kind.traits.exchanges or not kind.traits.keeps_gradients:
         return {}

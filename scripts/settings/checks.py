@@ -54,6 +54,7 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
         seq_len=config.context if settings.seq_len is None else settings.seq_len,
         min_lr=settings.lr / 10 if settings.min_lr is None else settings.min_lr,
         overlap=settings.overlap if is_auto(settings.strategy) else bool(settings.overlap),
+        error_feedback=feeds_back(settings),
     )
     if settings.min_lr > settings.lr:
         raise UserError(
@@ -78,6 +79,14 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
         settings = replace(settings, lr_steps=settings.steps)
     check_trace(settings)
     return settings, config
+
+
+def feeds_back(settings: Settings) -> bool:
+    """Return whether rounding errors are fed back: without the flag, on an int8 wire if the strategy can."""
+    if settings.error_feedback is not None:
+        return settings.error_feedback
+    can = is_auto(settings.strategy) or find(settings.strategy).traits.error_feedback
+    return settings.wire == "int8" and can
 
 
 def check_trace(settings: Settings) -> None:

@@ -96,7 +96,9 @@ class Settings:
     server: str = setting(
         "colocated", "with reduce-bcast: rank 0 also computes gradients (colocated) or only serves", choices=SERVERS
     )
-    wire: str = setting("float32", "number format of messages; bfloat16 halves the bytes", choices=WIRE_BYTES)
+    wire: str = setting(
+        "float32", "number format of messages; bfloat16 halves the bytes, int8 quarters them", choices=WIRE_BYTES
+    )
     op: str = setting(
         None,
         "reduction operation of strategies that call MPI's collectives: MPI_SUM or our compiled one (mpi; own with "
@@ -104,7 +106,7 @@ class Settings:
         choices=OPERATIONS,
     )
     error_feedback: bool = setting(
-        False, "with --wire bfloat16: add each step's rounding errors to the next step's gradients"
+        None, "add each step's rounding errors on the wire to the next step's gradients (on with --wire int8)"
     )
     overlap: bool = setting(
         None,

@@ -255,3 +255,6 @@ def test_what_rounding_took_from_infinite_gradients_is_forgotten(comm, runs, mon
     for name in (name for name, kind in STRATEGIES.items() if kind.traits.error_feedback):
         runs.run(name, "--strategy", name, *rounded)
         assert ["skipped" in line for line in log(runs.folder / name)] == [step == 2 for step in range(1, 7)], name
+    nodes = world_of(comm, comm.Split(comm.rank, comm.rank))
+    runs.run("int8", "--strategy", "hierarchical", "--wire", "int8", "--skip-outliers", 6, world=nodes)
+    assert ["skipped" in line for line in log(runs.folder / "int8")] == [step == 2 for step in range(1, 7)]

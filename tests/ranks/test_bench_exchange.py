@@ -20,7 +20,7 @@ from gpt2.errors import UserError
 from scripts import bench_exchange
 from scripts.exchange_bench.contenders import CollectiveContender, chosen_makers, makers
 from scripts.exchange_bench.rounds import measure
-from scripts.exchange_bench.values import LARGEST, PERIOD, fill, is_filled, rank_values, summed_values
+from scripts.exchange_bench.values import LARGEST, PERIOD, fill, is_filled, rank_values, rounding_of, summed_values
 from strategies import STRATEGIES, traits
 from tests.suites.test_virtual_cluster import needs_cluster
 from tests.suites.test_virtual_cluster import run as run_on_cluster
@@ -62,10 +62,11 @@ def test_every_element_counts(size):
 
 def test_a_missing_rank_and_a_shifted_vector_are_seen():
     flat = np.empty(2 * PERIOD, np.float32)
-    fill(flat, summed_values([True, True, False]))
-    assert not is_filled(flat, summed_values([True] * 3))
-    fill(flat, summed_values([True] * 3))
-    assert not is_filled(np.roll(flat, 1), summed_values([True] * 3))
+    for within in rounding_of("float32", 3), rounding_of("int8", 3):
+        fill(flat, summed_values([True, True, False]))
+        assert not is_filled(flat, summed_values([True] * 3), within)
+        fill(flat, summed_values([True] * 3))
+        assert not is_filled(np.roll(flat, 1), summed_values([True] * 3), within)
 
 
 # --- contenders ---
@@ -85,7 +86,7 @@ def test_every_contender_sums_right(comm, monkeypatch):
     )
     names = chosen_makers("all", comm.size)
     expected = set(STRATEGIES) - {"none", "zero-2", "zero-3"}
-    expected |= {f"{name}/bfloat16" for name in expected}
+    expected |= {f"{name}/bfloat16" for name in expected} | {"hierarchical/int8"}
     expected |= {f"{name}/own" for name, kind in STRATEGIES.items() if kind.traits.operations}
     expected |= {"reduce-bcast/dedicated"} if comm.size > 1 else set()
     assert {name for name in names if not name.startswith("MPI_")} == expected

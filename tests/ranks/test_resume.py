@@ -95,6 +95,18 @@ def test_the_same_ranks_go_on_bit_for_bit(comm, runs):
 
 @pytest.mark.any_mpi
 @pytest.mark.ranks(3)
+def test_int8_on_nodes_goes_on_bit_for_bit(comm, runs):
+    """The errors of values and of sums are in the checkpoint."""
+    nodes, flags = world_of(comm, comm.Split(comm.rank, comm.rank)), ["--strategy", "hierarchical", "--wire", "int8"]
+    for out, more in ("whole", []), ("plain", ["--no-error-feedback"]):
+        runs.run(out, *flags, *more, world=nodes)
+    runs.interrupted("whole", "resumed", world=nodes)
+    runs.run("resumed", *flags, "--resume", world=nodes)
+    assert runs.result("resumed")[1] == runs.result("whole")[1] != runs.result("plain")[1]
+
+
+@pytest.mark.any_mpi
+@pytest.mark.ranks(3)
 def test_a_default_run_goes_on_as_it_chose(comm, runs, capsys, monkeypatch):
     """Without a trial and bit for bit on the same nodes, and on other nodes it chooses anew.
 

@@ -100,7 +100,7 @@ def test_compare_ends_with_the_runs_error(tmp_path):
 def test_compare_knows_names_and_options_before_it_trains(tmp_path):
     for name, says in {
         "fastest": "no strategy 'fastest': expected one of none, reduce-bcast, ",
-        "ring/float8": "ring/float8: no option 'float8', expected dedicated, bfloat16, error-feedback, overlap",
+        "ring/float8": "ring/float8: no option 'float8', expected dedicated, bfloat16, int8, error-feedback, ",
     }.items():
         result = run("compare.py", "--strategies", f"sliced,{name}", "--out", tmp_path / "out")
         assert result.returncode == 2

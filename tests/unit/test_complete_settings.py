@@ -31,6 +31,13 @@ def test_what_is_left_open_follows_from_the_rest():
     assert settings("--lr", "0.002", "--min-lr", "0.001")[0].min_lr == 0.001
 
 
+def test_int8_feeds_errors_back_unless_told_otherwise():
+    said = ["float32"], ["bfloat16"], ["bfloat16", "--error-feedback"], ["int8"], ["int8", "--no-error-feedback"]
+    for strategy in "auto", "hierarchical":
+        fed = [settings("--strategy", strategy, "--wire", *wire)[0].error_feedback for wire in said]
+        assert fed == [False, False, True, True, False]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

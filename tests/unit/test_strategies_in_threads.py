@@ -66,6 +66,8 @@ def cases():
             options += [{"bucket_bytes": 400}, {"bucket_bytes": 0, "wire": "bfloat16"}]
         if kind.traits.overlaps and kind.traits.knows_nodes:
             options += [{"bucket_bytes": 0, "wire": "bfloat16", "error_feedback": True}]
+        if "int8" in kind.traits.wires:
+            options += [{"bucket_bytes": 400, "wire": "int8", "error_feedback": True}, {"wire": "int8"}]
         yield from itertools.product([name], options, KNOWN_NODES if kind.traits.knows_nodes else OTHER_NODES)
 
 
@@ -79,7 +81,10 @@ def test_late_messages_and_a_dawdling_rank_change_no_bit(name, options, nodes):
             np.testing.assert_array_equal(found, expected, err_msg=f"rank {rank}")
     assert len({parameters.tobytes() for parameters, _ in kind}) == 1, "the ranks' parameters differ"
     parameters, numbers = alone()
-    size, close = min(len(parameters), len(kind[0][0])), 3e-2 if "wire" in options else 1e-5
+    size, close = (
+        min(len(parameters), len(kind[0][0])),
+        {"float32": 1e-5, "bfloat16": 3e-2, "int8": 6e-2}[options.get("wire", "float32")],
+    )
     np.testing.assert_allclose(kind[0][0][:size], parameters[:size], atol=close)
     losses = sum(found for _, found in kind)[:, 0]
     np.testing.assert_allclose(losses, numbers[:, 0], rtol=close)

@@ -49,11 +49,29 @@ def test_who_exchanges_nothing_is_asked_for_twice(name, no_exchange, fits):
         ("sliced-in-turn", "float32", False, True, "--overlap with --strategy sliced-in-turn"),
         ("ring", "float32", True, False, "--error-feedback"),
         ("zero-2", "bfloat16", True, False, "--error-feedback with --strategy zero-2"),
+        (
+            "ring",
+            "int8",
+            True,
+            False,
+            "--wire int8 with --strategy ring, which sends float32 or bfloat16: use hierarch",
+        ),
+        ("hierarchical-sharded", "int8", True, False, "--wire int8 with --strategy hierarchical-sharded"),
     ],
 )
 def test_an_exchange_that_the_strategy_does_not_have(name, wire, feedback, overlap, says):
     with pytest.raises(UserError, match=says):
         check_exchange(STRATEGIES[name], wire, feedback, overlap)
+
+
+def test_int8_travels_through_host_memory():
+    kind = STRATEGIES["hierarchical"]
+    check_exchange(kind, "int8", True, True)
+    check_transport(kind, "host", "int8", True)
+    assert device_transports(kind, "int8", False) == ()
+    for transport in DEVICE_TRANSPORTS:
+        with pytest.raises(UserError, match=r"hierarchical, which adds that in host memory: use --transport host$"):
+            check_transport(kind, transport, "int8", False)
 
 
 def test_mpis_own_sum_knows_no_bfloat16():

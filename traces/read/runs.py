@@ -104,6 +104,7 @@ def label_of(settings: dict) -> str:
     options = {
         "dedicated": settings.get("server") == "dedicated",
         "bfloat16": settings.get("wire") == "bfloat16",
+        "int8": settings.get("wire") == "int8",
         "overlap": settings.get("overlap"),
     }
     return " ".join([strategy_name(settings), *(option for option, given in options.items() if given)])

@@ -109,7 +109,7 @@ LINK = {"node": RANK, "host": NAME, "latency_s": number(0, 10), "in": RATE, "out
 SETTINGS = {
     "strategy": STRATEGY,
     "server": one_of("colocated", "dedicated"),
-    "wire": one_of("float32", "bfloat16"),
+    "wire": one_of("float32", "bfloat16", "int8"),
     "overlap": one_of(False, True),
     "model": NAME.or_none(),
     "grad_accum": integer(1, 10_000),

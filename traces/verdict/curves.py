@@ -48,6 +48,7 @@ ROUNDING = {
     "kernels": Rounding(2**-11, 2**-13, "other kernels round float32 differently"),
     "tf32": Rounding(2**-9, 2**-8, "TF32 rounds to 11 bits"),
     "wire": Rounding(2**-8, 2**-8, "bfloat16 on the wire rounds to 8 bits"),
+    "int8": Rounding(2**-7, 2**-7, "int8 on the wire rounds to a 127th of a block's largest value"),
     "dtype": Rounding(2**-7, 2**-5, "a bfloat16 model rounds to 8 bits"),
 }
 # Settings that make another experiment if they differ; the first ones only where both runs have them.
@@ -156,6 +157,7 @@ def rounding_of(one: TimedRun, other: TimedRun) -> Rounding:
         "kernels": len({each.get("backend", "numpy") for each in settings}) > 1,
         "tf32": any(each.get("tf32") for each in settings),
         "wire": any(each.get("wire") == "bfloat16" for each in settings),
+        "int8": any(each.get("wire") == "int8" for each in settings),
         "dtype": any(each.get("dtype") == "bfloat16" for each in settings),
     }
     return [ROUNDING[name] for name in ROUNDING if found[name]][-1]
