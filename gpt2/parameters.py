@@ -64,6 +64,11 @@ class Layout:
     def _layers(self) -> range:
         return range(self.shard.first_layer, self.shard.stop_layer)
 
+    @property
+    def matrices(self) -> tuple[tuple[int, int, int], ...]:
+        """The (start, rows, columns) of each tensor that is a matrix."""
+        return tuple((tensor.start, *tensor.shape) for tensor in self.tensors if len(tensor.shape) == 2)
+
     def _start_of(self, layer: int, names: tuple[str, ...]) -> int:
         """Return the start of the first of a layer's tensors `names` that this shard holds."""
         found = (self.by_name.get(f"layer.{layer}.{name}") for name in names)

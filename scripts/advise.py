@@ -47,8 +47,9 @@ MOST_RANKS = 10**6
 DEFAULT_LAYERS = 12
 DEFAULT_LATENCY = "50us"
 DEFAULT_BATCH = 4
+DEFAULT_LOW_RANK = 4
 MOST_SEQUENCES = 2**20
-KNOWN_FROM_RUN = ("parameters", "model", "layers", "compute_ms", "wire", "op", "seq_len")
+KNOWN_FROM_RUN = ("parameters", "model", "layers", "compute_ms", "wire", "op", "seq_len", "low_rank")
 OF_CUTS = ("batch_size", "seq_len", "memory")  # flags that need --global-batch
 
 
@@ -155,15 +156,17 @@ def described_training(arguments) -> Training:
     micro_steps = arguments.grad_accum
     if not 0 <= compute_s < float("inf"):
         raise ValueError(f"--compute-ms {arguments.compute_ms:g}: expected 0 or more")
-    if micro_steps < 1 or (arguments.layers or 1) < 1:
-        raise ValueError("--grad-accum and --layers: expected 1 or more")
+    if min(micro_steps, *(1 if one is None else one for one in (arguments.layers, arguments.low_rank))) < 1:
+        raise ValueError("--grad-accum, --layers and --low-rank: expected 1 or more")
     if arguments.model:
         layout = Layout(PRESETS[arguments.model])
         parameters = layout.count
         ranges = tuple(stop - start for start, stop in layout.ranges)
+        matrices = layout.matrices
         rows = described_rows(arguments)
     else:
         rows = None
+        matrices = None
         parameters = count_of(arguments.parameters)
         layers = min(arguments.layers or DEFAULT_LAYERS, parameters)
         # The embeddings are unknown, and layers are assumed to have equal sizes.
@@ -172,7 +175,10 @@ def described_training(arguments) -> Training:
         raise ValueError(f"--op mpi with --wire {arguments.wire}, which MPI cannot add: leave --op out")
     item = WIRE_BYTES[arguments.wire or "float32"]
     own_operation = arguments.op == "own"
-    return Training(parameters, compute_s, item, ranges, micro_steps, own_operation=own_operation, rows=rows)
+    return Training(
+        parameters, compute_s, item, ranges, micro_steps, own_operation=own_operation, rows=rows, matrices=matrices,
+        low_rank=arguments.low_rank or DEFAULT_LOW_RANK,
+    )  # fmt: skip
 
 
 def described_rows(arguments) -> Rows | None:
@@ -211,6 +217,7 @@ def parser() -> Parser:
     add("--memory", metavar="SIZE", help="with --global-batch: memory per rank, such as 16GB")
     add("--wire", choices=WIRE_BYTES, help="number format of messages (float32)")
     add("--op", choices=OPERATIONS, help="reduction operation of MPI's collectives (mpi; own with --wire bfloat16)")
+    add("--low-rank", type=int, metavar="R", help=f"with powersgd: rank of a matrix's factors ({DEFAULT_LOW_RANK})")
     add("--library", choices=LIBRARIES, help="MPI library of strategies that call its collectives (mpich)")
     add("--transport", choices=("tcp", "rdma"), default="tcp", help="transport of the MPI library (tcp)")
     add("--memory-rate", type=float, default=5, metavar="GB/S", help="rate of adding and copying vectors (5, one core)")

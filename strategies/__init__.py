@@ -20,6 +20,7 @@ from strategies.base import Job, Strategy
 from strategies.hierarchical import Hierarchical
 from strategies.hierarchical_sharded import HierarchicalSharded
 from strategies.none import NoExchange
+from strategies.powersgd import PowerSGD
 from strategies.reduce_bcast import ReduceBcast
 from strategies.reduce_scatter import ReduceScatter
 from strategies.ring import Ring
@@ -50,6 +51,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
         HierarchicalSharded,
         Zero2,
         Zero3,
+        PowerSGD,
     )
 }
 BASELINE = ReduceBcast.name  # advise.py compares all strategies with it

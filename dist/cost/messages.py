@@ -37,7 +37,8 @@ class Setting:
     placement: node of each rank, (ranks,); nodes are numbered from 0, none is empty. elements: length of the vector.
     item: bytes of one element on the wire. library: one of mpi_choices.LIBRARIES. ranges: elements of each range, in
     order, if a strategy exchanges range by range; () if unknown. micro_steps: microbatches per step. own_operation:
-    whether MPI's collectives add with --op own; always true if items are not float32.
+    whether MPI's collectives add with --op own; always true if items are not float32. matrices: (start, rows, columns)
+    of each in the vector, None if unknown. low_rank: rank of the factors that stand for a matrix, for powersgd.
     """
 
     placement: np.ndarray
@@ -47,6 +48,8 @@ class Setting:
     ranges: tuple[int, ...] = ()
     micro_steps: int = 1
     own_operation: bool = False
+    matrices: tuple[tuple[int, int, int], ...] | None = None
+    low_rank: int = 4
 
     @property
     def ranks(self) -> np.ndarray:

@@ -15,8 +15,9 @@ LARGEST_BUCKET = 1 / 8
 @dataclass(frozen=True)
 class Training:
     """The work of a step. compute_s: forward and backward of all microbatches, while all ranks compute; item_bytes: of
-    one gradient on the wire; update_s: AdamW over the whole vector on one rank; ranges, micro_steps, own_operation: as
-    in dist.cost.messages.Setting. rows: the embedding rows used, if overlap sends them separately.
+    one gradient on the wire; update_s: AdamW over the whole vector on one rank; ranges, micro_steps, own_operation,
+    matrices, low_rank: as in dist.cost.messages.Setting. rows: the embedding rows used, if overlap sends them
+    separately.
     """
 
     parameters: int
@@ -27,6 +28,8 @@ class Training:
     update_s: float = 0.0
     own_operation: bool = False
     rows: Rows | None = None
+    matrices: tuple[tuple[int, int, int], ...] | None = None
+    low_rank: int = 4
 
 
 @dataclass(frozen=True)

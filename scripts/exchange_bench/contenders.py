@@ -219,9 +219,11 @@ def strategy_makers(kind: type[Strategy]) -> dict:
     """Return {name: function of (world, own_buffers, wire_format) that makes the contender}.
 
     The names are the strategy's name, alone and with /dedicated, /own, /bfloat16 or /int8. The dict is empty for a
-    strategy that exchanges nothing, or that exchanges layer by layer because no rank holds the whole vector.
+    strategy that exchanges nothing, that exchanges layer by layer because no rank holds the whole vector, or that does
+    not send the sums of these vectors.
     """
-    if not kind.traits.exchanges or not kind.traits.keeps_gradients:
+    traits = kind.traits
+    if not (traits.exchanges and traits.keeps_gradients and traits.same_weights):
         return {}
     make = partial(StrategyContender, kind=kind)
     servers = {f"{kind.name}/{server}": partial(make, server=server) for server in kind.traits.servers[1:]}

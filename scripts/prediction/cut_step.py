@@ -158,7 +158,7 @@ class CutStep:
         training = replace(
             self.training, parameters=layout.count, ranges=tuple(stop - start for start, stop in layout.held_ranges),
             micro_steps=self.cut.micro_steps, compute_s=float(self.cut.micro_steps * self.stage_s[stage]),
-            rows=self.training.rows if is_whole else None,
+            rows=self.training.rows if is_whole else None, matrices=layout.matrices,
         )  # fmt: skip
         exchange_s = stage_exchange_s(kind, self.seats, stage, training, self.library)
         rows = predicted_rows(kind, self.seats.data_cluster(stage), training, self.library)

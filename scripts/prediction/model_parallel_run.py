@@ -92,7 +92,10 @@ def cut_step_of(run: Run, times: StepTimes, cluster: Cluster) -> CutStep:
     if run.mesh is None or len(run.ranks) < ranks:
         raise RunError(f"{len(run.ranks)} of {ranks} ranks left traces, and the times of all stages are needed")
     cut = cut_of(settings, config, run.mesh)
-    training = Training(run.config["parameters"], 0.0, item_bytes(settings), own_operation=settings.get("op") == "own")
+    training = Training(
+        run.config["parameters"], 0.0, item_bytes(settings), own_operation=settings.get("op") == "own",
+        low_rank=settings.get("low_rank", 4),
+    )  # fmt: skip
     seats = Seats(cluster, cut.tensor, cut.pipeline)
     stage_s = stage_seconds(run, times) / cut.micro_steps
     batch_size = settings["batch_size"]

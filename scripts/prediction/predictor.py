@@ -84,7 +84,7 @@ def _setting(kind: type[Strategy], placement: list[int], training: Training, lib
         raise UnknownChoice(f"{kind.name} declares no messages")
     item = kind.traits.item_bytes(training.item_bytes)
     vector = training.parameters, item, library, training.ranges, training.micro_steps, training.own_operation
-    return Setting(np.asarray(placement), *vector)
+    return Setting(np.asarray(placement), *vector, training.matrices, training.low_rank)
 
 
 def predicted_rows(kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> Prediction | None:
@@ -171,8 +171,9 @@ def best_of(rows: list[dict], step_s=best_step_s) -> dict:
 
 
 def advice_sentence(rows: list[dict]) -> str:
-    """Recommend a strategy, and say why."""
-    known = [row for row in rows if row["step_s"] is not None]
+    """Recommend a strategy, and say why. Strategies that would train other weights are left to the user's judgement."""
+    others = {kind.name for kind in STRATEGIES.values() if not kind.traits.same_weights}
+    known = [row for row in rows if row["step_s"] is not None and row["strategy"] not in others]
     best = best_of(known)
     if best["times_bound"] is None:
         return f"One node: nothing crosses a port, take {best['strategy']}."

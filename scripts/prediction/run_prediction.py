@@ -91,6 +91,7 @@ def training_of(run: Run, kind: type[Strategy], measured: MeasuredStep | None = 
     return Training(
         parameters, compute_s, item_bytes(settings), ranges, settings.get("grad_accum", 1),
         update_s, settings.get("op") == "own", rows_of(run.config, kind),
+        Layout(model).matrices if model else None, settings.get("low_rank", 4),
     )  # fmt: skip
 
 
@@ -159,7 +160,7 @@ def others_steps(run: Run, measured: MeasuredStep) -> tuple[list[dict], Calibrat
     """Predict the run's step with each other strategy. Return (rows, calibration), the shortest step first.
 
     A row has "strategy", "predicted_step_s", "speedup", "range_s", "memory_bytes" and "compared". There are no rows if
-    the model does not explain the run.
+    the model does not explain the run, and none of strategies that would train other weights.
     """
     kind = strategy_of(run)
     calibration = calibration_of(run, kind, measured)
@@ -168,7 +169,8 @@ def others_steps(run: Run, measured: MeasuredStep) -> tuple[list[dict], Calibrat
     training = training_of(run, kind, measured)
     overlapped = bool(run.config["settings"].get("overlap"))
     rows = []
-    for other in (one for one in STRATEGIES.values() if one.traits.exchanges and one is not kind):
+    alike = [one for one in STRATEGIES.values() if one.traits.exchanges and one.traits.same_weights]
+    for other in (one for one in alike if one is not kind):
         step = predicted_step(other, probed_cluster(run), training, library_of(run))
         if step.exchange is not None:
             # A run with overlap keeps it if the other strategy can overlap.

@@ -96,7 +96,7 @@ def strategies_of(step: CutStep, limit: float) -> list[dict]:
     exchange_s: the exposed exchange. memory_bytes: maximum over ranks. If some strategies need at most `limit` bytes,
     return only those. One replica exchanges nothing and takes the strategy with the least memory, like train.py.
     """
-    several = [kind for kind in STRATEGIES.values() if kind.traits.exchanges]
+    several = [kind for kind in STRATEGIES.values() if kind.traits.exchanges and kind.traits.same_weights]
     alone = [min(reversed(candidates(AUTO, "host").values()), key=step.memory_bytes)]
     kinds = several if step.seats.copies > 1 else alone
     overlapping = {kind: kinds is several and kind.traits.overlap(step.training) is not None for kind in kinds}

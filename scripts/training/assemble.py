@@ -201,7 +201,7 @@ def new_job(plan: Plan, backend, tracer: Tracer, lookup: SparseGradient | None) 
         final_ranges=tuple(part for part in shared.layout.final_ranges(lookup is not None) if part[0] < part[1]),
         bucket_bytes=plan.bucket_bytes,
         sparse=lookup,
-        matrices=tuple((one.start, *one.shape) for one in shared.layout.tensors if len(one.shape) == 2),
+        matrices=shared.layout.matrices,
         low_rank=plan.settings.low_rank,
         outer=outer_steps(plan.settings),
     )

@@ -288,7 +288,7 @@ class Checkpointing:
                 if low < high:
                     yield self._prefix + array, low, on_host(values[low - first : high - first])
         if (errors := self.strategy.errors()) is not None:
-            yield self._errors_name, 0, on_host(errors[: self.layout.count])
+            yield self._errors_name, 0, on_host(errors)
 
 
 def _finite(path: Path, parameters, ranges):

@@ -21,7 +21,7 @@ def cases(ranks):
     """
     device, tried = "alone" if ranks == 1 else "nccl", set()
     for name, kind in STRATEGIES.items():
-        if not kind.traits.exchanges:
+        if not (kind.traits.exchanges and kind.traits.same_weights):
             continue
         form = form_on_gpus(kind, overlap=False)
         if kind.traits.buffers not in tried:
@@ -56,6 +56,14 @@ def test_every_transport_gives_numpys_curve(comm, trainer):
         assert trainer.config["settings"]["transport"] == transport
         np.testing.assert_allclose(curve, reference["--server" in flags], rtol=1e-4, err_msg=str(flags))
         assert len(checkpoints) == 1
+
+
+@pytest.mark.ranks(2)
+def test_strategies_with_weights_of_their_own_have_numpys(comm, trainer):
+    for name in (name for name, kind in STRATEGIES.items() if kind.traits.exchanges and not kind.traits.same_weights):
+        expected, _ = trainer.run("--backend", "numpy", "--strategy", name)
+        found, _ = trainer.run("--backend", "cupy", "--strategy", name, "--transport", "host")
+        np.testing.assert_allclose(found, expected, rtol=1e-4, err_msg=name)
 
 
 @pytest.mark.any_mpi

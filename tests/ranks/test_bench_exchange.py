@@ -85,7 +85,7 @@ def test_every_contender_sums_right(comm, monkeypatch):
         traits, "new_operation", lambda wire: SimpleNamespace(op=kept_operation(wire), close=lambda: None)
     )
     names = chosen_makers("all", comm.size)
-    expected = set(STRATEGIES) - {"none", "zero-2", "zero-3"}
+    expected = {name for name, kind in STRATEGIES.items() if kind.traits.same_weights} - {"none", "zero-2", "zero-3"}
     expected |= {f"{name}/bfloat16" for name in expected} | {"hierarchical/int8"}
     expected |= {f"{name}/own" for name, kind in STRATEGIES.items() if kind.traits.operations}
     expected |= {"reduce-bcast/dedicated"} if comm.size > 1 else set()

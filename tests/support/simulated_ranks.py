@@ -90,6 +90,20 @@ def run_leaders(ranks, elements):
     ranks.share_memory(add=False)
 
 
+MATRIX, LOW_RANK = (20, 25), 4
+
+
+def run_factors(ranks, elements):
+    """A ring for what is sent exactly, one for each factor of a matrix, if the vector is longer than that matrix."""
+    whole, (rows, columns) = ranks.held, MATRIX
+    exact = elements - rows * columns
+    sizes = [exact, LOW_RANK * rows, LOW_RANK * columns] if exact > 0 else [elements]
+    for size in sizes:
+        ranks.held = [held[:size].copy() for held in whole]
+        run_ring(ranks, range(ranks.count), size)
+        assert all(ranks.complete(rank) for rank in range(ranks.count))
+
+
 RUNS = {
     "ring": lambda ranks, elements: run_ring(ranks, range(ranks.count), elements),
     "tree": run_tree,
@@ -97,6 +111,7 @@ RUNS = {
     "hierarchical-sharded": run_leaders,
     "zero-2": lambda ranks, elements: run_ring(ranks, range(ranks.count), elements),
     "zero-3": lambda ranks, elements: run_ring(ranks, range(ranks.count), elements, gathers=2),
+    "powersgd": run_factors,
 }
 
 

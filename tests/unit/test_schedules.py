@@ -11,7 +11,7 @@ from dist.cost.stages import node_traffic, stage
 from dist.host.host_tree import double_tree
 from dist.wire import WIRE_BYTES
 from strategies import STRATEGIES
-from tests.support.simulated_ranks import MPICH_RUNS, RUNS, Ranks, depth, leaders_of, run_rabenseifner_allreduce
+from tests.support.simulated_ranks import MATRIX, MPICH_RUNS, RUNS, Ranks, depth, leaders_of, run_rabenseifner_allreduce
 
 PLACEMENTS = {
     "2,2,2,2,1": [0, 0, 1, 1, 2, 2, 3, 3, 4],
@@ -30,7 +30,8 @@ EXCHANGING = [name for name, kind in STRATEGIES.items() if kind.traits.exchanges
 
 def traffic(strategy, placement, size, library="mpich", item=4, own_operation=False, nodes=None):
     """(in, out) of each node's port by a strategy's declared messages. nodes: of each rank, if not its placement."""
-    setting = Setting(np.array(placement), size // item, item, library, own_operation=own_operation)
+    matrices = ((0, *MATRIX),) if size // item > MATRIX[0] * MATRIX[1] else ()
+    setting = Setting(np.array(placement), size // item, item, library, own_operation=own_operation, matrices=matrices)
     stages, _ = message_schedule(STRATEGIES[strategy].traits.messages, setting)
     return node_traffic(stages, placement if nodes is None else nodes)
 
