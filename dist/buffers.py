@@ -7,7 +7,7 @@ import numpy as np
 from dist.node_memory import NodeMemory, check_room
 from dist.sparse_gradient import SparseGradient, ids_and_values
 from dist.waiting import barrier
-from dist.world import World
+from dist.world import World, world_of
 
 
 def host_zeros(length: int) -> np.ndarray:
@@ -75,3 +75,20 @@ class NodeBuffers(NodeMemory):
         """Free the memory; the arrays must not be used any more. Collective over the node."""
         self.parameters = self.gradients = self.local_gradients = None
         super().close()
+
+
+class ReplicaBuffers(NodeBuffers):
+    """NodeBuffers of the ranks that train one replica of the model: `world` is theirs. Collective.
+
+    replica: "node" for all ranks of the node, "rank" for each rank alone.
+    """
+
+    def __init__(self, world: World, size: int, ranges=(), replica: str = "node"):
+        comm = world.local_comm.Split(world.local_rank if replica == "rank" else 0, world.local_rank)
+        self.world = world_of(comm, comm, whole=world.job)
+        super().__init__(self.world, size)
+
+    def close(self) -> None:
+        """Free the memory and the replica's communicator. Collective over the node."""
+        super().close()
+        self.world.comm.Free()

@@ -138,6 +138,10 @@ class AdamW:
         self._stop = stop
         self._decaying = [(low - start, high - start) for low, high in layout.decaying_ranges(start, stop)]
 
+    def parameters_changed(self) -> None:
+        """Learn that something else has changed the parameters."""
+        self.master = None
+
     def moments(self) -> list[tuple[int, object, object]]:
         """Return [(start, m, v), ...], to save or fill; m and v begin at `start` of the flat buffer."""
         return [(self._start, self.m, self.v)]

@@ -156,8 +156,9 @@ def described_training(arguments) -> Training:
     micro_steps = arguments.grad_accum
     if not 0 <= compute_s < float("inf"):
         raise ValueError(f"--compute-ms {arguments.compute_ms:g}: expected 0 or more")
-    if min(micro_steps, *(1 if one is None else one for one in (arguments.layers, arguments.low_rank))) < 1:
-        raise ValueError("--grad-accum, --layers and --low-rank: expected 1 or more")
+    counts = (arguments.layers, arguments.low_rank, arguments.local_steps)
+    if min(micro_steps, *(1 if one is None else one for one in counts)) < 1:
+        raise ValueError("--grad-accum, --layers, --low-rank and --local-steps: expected 1 or more")
     if arguments.model:
         layout = Layout(PRESETS[arguments.model])
         parameters = layout.count
@@ -177,7 +178,7 @@ def described_training(arguments) -> Training:
     own_operation = arguments.op == "own"
     return Training(
         parameters, compute_s, item, ranges, micro_steps, own_operation=own_operation, rows=rows, matrices=matrices,
-        low_rank=arguments.low_rank or DEFAULT_LOW_RANK,
+        low_rank=arguments.low_rank or DEFAULT_LOW_RANK, local_steps=arguments.local_steps,
     )  # fmt: skip
 
 
@@ -204,6 +205,7 @@ def parser() -> Parser:
     add("--model", type=preset_name, choices=PRESETS, help="a known model, instead of --parameters")
     add("--layers", type=int, metavar="L", help=f"with --parameters: layers of the model ({DEFAULT_LAYERS})")
     add("--grad-accum", type=int, default=1, metavar="K", help="microbatches per step (1)")
+    add("--local-steps", type=int, default=50, metavar="H", help="steps between exchanges if replicas train alone (50)")
     add("--compute-ms", type=float, metavar="MS", help="time of forward and backward per step, all ranks in parallel")
     add(
         "--global-batch",

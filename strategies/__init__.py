@@ -3,7 +3,7 @@
 Where to start: base.py defines what every strategy gets and must define. reduce_bcast.py, sliced_in_turn.py,
 reduce_scatter.py and allreduce.py are one page of MPI collectives each. The others build on replicated.py and
 sharded.py: first ring.py, tree.py and sliced.py, then hierarchical.py and hierarchical_sharded.py, which know the
-nodes, then zero_2.py and zero_3.py.
+nodes, then zero_2.py and zero_3.py. diloco.py trains other weights: it exchanges once in many steps.
 
 Each strategy is one file here and one line below. It declares its messages, its memory and where it runs in its traits
 (traits.py), so no other file names it. Your own strategy can be in any folder (docs/own-strategy.md).
@@ -17,6 +17,7 @@ from pathlib import Path
 from gpt2.errors import UserError
 from strategies.allreduce import Allreduce
 from strategies.base import Job, Strategy
+from strategies.diloco import Diloco
 from strategies.hierarchical import Hierarchical
 from strategies.hierarchical_sharded import HierarchicalSharded
 from strategies.none import NoExchange
@@ -52,6 +53,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
         Zero2,
         Zero3,
         PowerSGD,
+        Diloco,
     )
 }
 BASELINE = ReduceBcast.name  # advise.py compares all strategies with it

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 
 from dist.buffers import NodeBuffers, OwnBuffers
 from dist.gpu.buffers import OnDevice
@@ -45,6 +46,8 @@ class Job:
     matrices        (start, rows, columns) of each matrix in the flat buffer; vectors are left out
     low_rank        rank of the factors that stand for a matrix, for powersgd
     outer           for diloco
+    steps_made      the steps of the run before this start
+    count           parameters in the flat buffer, without its pad; None if it has none
     """
 
     world: World
@@ -61,15 +64,21 @@ class Job:
     matrices: tuple[tuple[int, int, int], ...] = ()
     low_rank: int = 4
     outer: OuterSteps = OuterSteps()
+    steps_made: int = 0
+    count: int | None = None
 
 
 @dataclass(frozen=True)
 class Updated:
-    """The float32 parameters [start, start + n) of the flat buffer, (n,), and the AdamW that updates them."""
+    """The float32 parameters [start, start + n) of the flat buffer, (n,), and the AdamW that updates them.
+
+    more: {name: (n,) float32}, further arrays of this range for checkpoints.
+    """
 
     start: int
     parameters: object
     optimizer: AdamW
+    more: dict = field(default_factory=dict)
 
     @property
     def range(self) -> slice:
@@ -127,6 +136,17 @@ class Strategy:
     def state(self) -> list[Updated]:
         """Return the ranges that this rank updates. Those of all ranks together are the whole buffer."""
         return [Updated(self.own.start, self.parameters[self.own], self.optimizer)] if self.optimizer else []
+
+    def own_arrays(self):
+        """Yield (name, start, values) of arrays for checkpoints that no other rank holds. values: (n,) float32.
+
+        A resumed run fills the arrays whose names are in the checkpoint, before it calls `resumed`. Collective.
+        """
+        return iter(())
+
+    def evaluated(self):
+        """Return a context in which `parameters` hold what validation, samples and exports use. Collective."""
+        return nullcontext()
 
     def errors(self):
         """Return the accumulated rounding errors of this rank's gradients, (size,) float32, or None."""

@@ -113,7 +113,8 @@ class Hierarchical(Bucketed):
             wait(self.node.meet())
         with self.tracer.phase("update"):
             norm, scale = self.clip(squares)
-            self.optimizer.update(self.parameters[self.own], self.node_sum[self.own], lr, scale)
+            for one in self.state():
+                one.optimizer.update(self.parameters[one.range], self.node_sum[one.range], lr, scale)
         with self.tracer.phase("wait"):
             wait(self.node.meet())
         return norm

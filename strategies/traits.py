@@ -44,6 +44,8 @@ class Traits:
     keeps_gradients: bool = True  # False: it exchanges the gradients of every microbatch as they become final
     knows_nodes: bool = False  # whether its messages depend on which ranks share a node
     same_weights: bool = True  # whether its weights equal those of the other strategies, up to rounding
+    shares_models: bool = True  # whether several ranks may share a model
+    takes_local_steps: bool = False  # whether it exchanges once in Training.local_steps steps only
     flags: tuple[str, ...] = ()  # the flags of train.py that belong to it alone
     auto: tuple[str, ...] = ()  # where --strategy auto may choose it: "host", "gpus"
     memory: Memory = field(default_factory=Memory)  # formulas of the memory of a rank

@@ -80,6 +80,10 @@ class Prediction:
             self.algorithms + other.algorithms,
         )  # fmt: skip
 
+    def divided(self, steps: int) -> "Prediction":
+        """Return the mean of `steps` steps of which one makes this exchange."""
+        return Prediction(self.seconds / steps, self.bytes_in // steps, self.bytes_out // steps, self.algorithms)
+
 
 def predict(messages: Callable[[Setting], Messages], cluster: Cluster, setting: Setting) -> Prediction:
     """Predict one step's exchange between the ranks of the cluster. Raise the errors of message_schedule.

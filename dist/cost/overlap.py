@@ -17,7 +17,7 @@ class Training:
     """The work of a step. compute_s: forward and backward of all microbatches, while all ranks compute; item_bytes: of
     one gradient on the wire; update_s: AdamW over the whole vector on one rank; ranges, micro_steps, own_operation,
     matrices, low_rank: as in dist.cost.messages.Setting. rows: the embedding rows used, if overlap sends them
-    separately.
+    separately. local_steps: steps for each exchange of a strategy that takes local steps.
     """
 
     parameters: int
@@ -30,6 +30,7 @@ class Training:
     rows: Rows | None = None
     matrices: tuple[tuple[int, int, int], ...] | None = None
     low_rank: int = 4
+    local_steps: int = 1
 
 
 @dataclass(frozen=True)

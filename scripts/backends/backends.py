@@ -49,7 +49,8 @@ class CpuBackend:
         self.operation = self.kind.traits.new_operation(wire_format)
         self.sum_of_squares = kernels.sum_of_squares
         self.new_optimizer = lambda start, stop: AdamW(kernels, layout, start, stop, adamw)
-        self.buffers = self.kind.traits.buffers(world, layout.size, layout.held_ranges)
+        options = {"replica": settings.replica} if "replica" in self.kind.traits.flags else {}
+        self.buffers = self.kind.traits.buffers(world, layout.size, layout.held_ranges, **options)
         self.model = FlatPair(self.buffers.parameters, self.buffers.gradients)
         self.host_parameters = self.buffers.parameters
 
@@ -81,7 +82,8 @@ class StagedGpuBackend(CpuBackend):
             self.model = model_arrays(self.buffers, layout, zeros)
         self.rounded = rounded_parameters(self.model.parameters, kernels.device, adamw)
         self._optimizers = []
-        new_adamw = gpu_adamw(kernels, layout, adamw, self.rounded)
+        # A strategy with other weights may change parameters after AdamW has rounded them.
+        new_adamw = gpu_adamw(kernels, layout, adamw, self.rounded if self.kind.traits.same_weights else None)
         self.new_optimizer = lambda start, stop: self._remember(StagedAdamW(new_adamw, self.staging, start, stop))
 
     def _remember(self, optimizer):

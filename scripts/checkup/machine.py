@@ -145,7 +145,7 @@ def shared_memory(ranks, model):
 def _exchanging() -> dict:
     from strategies import STRATEGIES  # needs NumPy
 
-    return {name: kind for name, kind in STRATEGIES.items() if kind.traits.exchanges}
+    return {name: kind for name, kind in STRATEGIES.items() if kind.traits.exchanges and kind.traits.same_weights}
 
 
 def _layout(model: str):

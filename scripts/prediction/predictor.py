@@ -70,8 +70,10 @@ class PredictedStep:
 
 
 def predicted_exchange(kind: type[Strategy], cluster: Cluster, training: Training, library: str) -> Prediction:
-    """Predict the exchange. Raise UnknownChoice if the MPI library's algorithm or the messages are unknown."""
-    return predict(kind.traits.messages, cluster, _setting(kind, cluster.placement, training, library))
+    """Predict the exchange, the mean of all steps. Raise UnknownChoice if the MPI library's algorithm or the messages
+    are unknown."""
+    exchange = predict(kind.traits.messages, cluster, _setting(kind, cluster.placement, training, library))
+    return exchange.divided(training.local_steps) if kind.traits.takes_local_steps else exchange
 
 
 def exchanged_stages(kind: type[Strategy], placement: list[int], training: Training, library: str) -> list[Stage]:
@@ -164,7 +166,10 @@ def best_of(rows: list[dict], step_s=best_step_s) -> dict:
     """Return the row with the shortest step; among about equal steps, the row with the least memory.
 
     Among equal steps, a strategy that only saves memory comes last; --strategy auto does not choose it either.
+    Strategies that train other weights do not count.
     """
+    others = {kind.name for kind in STRATEGIES.values() if not kind.traits.same_weights}
+    rows = [row for row in rows if row["strategy"] not in others]
     equal = [row for row in rows if step_s(row) <= ABOUT_EQUAL * step_s(rows[0])]
     for_memory = {kind.name for kind in STRATEGIES.values() if not kind.traits.auto}
     return min(equal, key=lambda row: (row["strategy"].partition("/")[0] in for_memory, row["memory_bytes"]))

@@ -91,7 +91,7 @@ def training_of(run: Run, kind: type[Strategy], measured: MeasuredStep | None = 
     return Training(
         parameters, compute_s, item_bytes(settings), ranges, settings.get("grad_accum", 1),
         update_s, settings.get("op") == "own", rows_of(run.config, kind),
-        Layout(model).matrices if model else None, settings.get("low_rank", 4),
+        Layout(model).matrices if model else None, settings.get("low_rank", 4), settings.get("local_steps", 1),
     )  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
         tokenizer=tokenizer_of_training(settings, config.vocab_size),
         seq_len=config.context if settings.seq_len is None else settings.seq_len,
         min_lr=settings.lr / 10 if settings.min_lr is None else settings.min_lr,
-        overlap=settings.overlap if is_auto(settings.strategy) else bool(settings.overlap),
+        overlap=settings.overlap if is_auto(settings.strategy) else bool(settings.overlap) or settings.fragments > 1,
         error_feedback=feeds_back(settings),
     )
     if settings.min_lr > settings.lr:
@@ -273,6 +273,11 @@ def check_numbers(settings: Settings) -> None:
         if not 0 <= getattr(settings, name) < 1:
             flag = name.replace("_", "-")
             raise UserError(f"--{flag} is {getattr(settings, name)}, expected at least 0 and below 1")
+    if settings.local_steps % settings.fragments:
+        raise UserError(
+            f"--local-steps {settings.local_steps} with --fragments {settings.fragments}, expected a multiple of it: "
+            "change one"
+        )
 
 
 def check_tensorboard(flag: str) -> None:

@@ -84,6 +84,18 @@ def doubtful_warmup(settings: Settings) -> str:
     )
 
 
+def unused_steps(settings: Settings) -> str:
+    """Return a warning if the last steps stay out of the parameters that the run leaves, else ""."""
+    own = not is_auto(settings.strategy) and find(settings.strategy).traits.takes_local_steps
+    last = settings.steps % settings.local_steps
+    if not own or not last:
+        return ""
+    return (
+        f"--steps {settings.steps} is no multiple of --local-steps {settings.local_steps}: the last {last} steps do "
+        "not enter the global parameters"
+    )
+
+
 def computing_ranks(settings: Settings, ranks: int) -> list[bool]:
     """Return for each rank whether it computes gradients: all but rank 0 if that is a dedicated server."""
     return [rank > 0 or settings.server != "dedicated" for rank in range(ranks)]

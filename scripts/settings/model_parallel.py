@@ -7,6 +7,7 @@ from gpt2.errors import UserError
 from gpt2.model_shards import ModelShard, model_shards
 from gpt2.pipeline import SCHEDULES, Actions, bubble, layers_by_flops, most_in_flight
 from scripts.settings.training import Settings
+from strategies import find, is_auto
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,11 @@ def check_cut(settings: Settings, config: GPT2Config, ranks: int) -> None:
         raise UserError(
             f"--pipeline-parallel {stages}, expected at most {most}: the model has {config.n_layer} layers{alone}: "
             "lower it"
+        )
+    if is_cut(settings) and not is_auto(settings.strategy) and not find(settings.strategy).traits.shares_models:
+        raise UserError(
+            f"--strategy {settings.strategy} with several ranks sharing a model, expected a model in each rank: use "
+            "another strategy, or --tensor-parallel 1 --pipeline-parallel 1"
         )
     if is_cut(settings) and settings.server == "dedicated":
         raise UserError(

@@ -94,13 +94,15 @@ def assemble(settings, world, lock, resources: ClosedTogether) -> LoopParts | No
             backend, strategy, settings.batch_size, settings.seq_len, settings.overlap, plan.train, plan.val, tracer,
             lookup,
         )  # fmt: skip
-    model = WholeModel(parameters, strategy.before_use, backend.fetch, shared.mesh)
+    model = WholeModel(parameters, strategy.before_use, backend.fetch, shared.mesh, strategy.evaluated)
     checkpoints = new_checkpoints(plan, world, strategy, lock)
     flops = flops_per_token(shared.whole.config, settings.seq_len, shared.whole.count)
     pace = Pace(settings.steps, job_end(), clock.left_s)
     progress = ProgressLines(pace, world.print, world.places, shared.stages, settings.log_every)
     eval_every = settings.eval_every if plan.val else 0
-    validation = Validation(world.comm, tracer, worker, eval_every, settings.steps, settings.eval_steps)
+    validation = Validation(
+        world.comm, tracer, worker, eval_every, settings.steps, settings.eval_steps, strategy.evaluated
+    )
     replicas = ReplicaCheck(world, model, settings.check_replicas, backend.buffers.fills_parameters, shared.mesh)
     gpu_choices = GpuChoices(world, backend.kernels.device, plan.checkpoint, plan.steps.start, checkpoints, folder)
     samples = Samples(
@@ -204,6 +206,8 @@ def new_job(plan: Plan, backend, tracer: Tracer, lookup: SparseGradient | None) 
         matrices=shared.layout.matrices,
         low_rank=plan.settings.low_rank,
         outer=outer_steps(plan.settings),
+        steps_made=plan.steps.start - 1,
+        count=shared.layout.count,
     )
 
 

@@ -5,6 +5,8 @@ Each hook gets a MadeStep. All of them are collective: every rank calls each of 
 
 import math
 import zlib
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -95,12 +97,13 @@ class Validation:
     every: int  # in steps, 0 for no validation
     last_step: int  # always validated
     batches: int  # see Worker.validation_loss
+    evaluated: Callable = nullcontext  # of the strategy
 
     def after(self, step: MadeStep) -> None:
         """Add "val_loss" to the step's record if a validation is due."""
         if not is_time(step.number, self.every) and not (self.every and step.number == self.last_step):
             return
-        with self.tracer.phase("eval"):
+        with self.tracer.phase("eval"), self.evaluated():
             part = self.worker.validation_loss(self.batches, self.tracer.moves_on)
         with self.tracer.phase("wait"):
             loss, tokens = sum_everywhere(self.comm, *part)
@@ -141,7 +144,7 @@ class Samples:
         """Print a sample if one is due. All ranks bring their ranges and wait for rank 0."""
         if not is_time(step.number, self.every):
             return
-        with self.tracer.phase("eval"):
+        with self.tracer.phase("eval"), self.model.evaluated():
             if self._copies:
                 parameters = self._gathered()
             else:
@@ -186,8 +189,9 @@ class ReplicaCheck:
             return
         own = (self.mesh.stage, self.mesh.shard) if shares_model(self.mesh) else None
         checksum = 0
-        for start, stop in self.model.held_ranges():
-            checksum = zlib.crc32(self.model.held.flat[start:stop], checksum)
+        with self.model.evaluated():
+            for start, stop in self.model.held_ranges():
+                checksum = zlib.crc32(self.model.held.flat[start:stop], checksum)
         told = self.world.comm.allgather((own, checksum if self.holds else None))
         found = []
         for shard in dict.fromkeys(shard for shard, _ in told):

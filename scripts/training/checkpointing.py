@@ -191,9 +191,11 @@ class Checkpointing:
                 if found := checkpoints.not_finite(self.layout, self._own_arrays()):
                     raise NotFiniteError(step, found)
         elif step in self.steps:
-            self.begin(step, goes_on=False)
+            # Evaluated parameters may replace the others, of which the thread then needs a copy.
+            self.begin(step, goes_on=not self.strategy.traits.same_weights)
             if model is not None:
-                written_model, problem = self._write_model(self._part_folder(step), model)
+                with model.evaluated():
+                    written_model, problem = self._write_model(self._part_folder(step), model)
         if self._facts is not None:
             self.end_if_not_finite(self._settle_begun(written_model))
         self._thread.shutdown()
@@ -263,8 +265,9 @@ class Checkpointing:
 
     def _copied(self) -> list:
         """Return a copy of `_pieces`, in memory that the next checkpoint reuses."""
-        if self._room is None:
-            self._room = np.empty(sum(len(values) for _, _, values in self._pieces()), np.float32)
+        needed = sum(len(values) for _, _, values in self._pieces())
+        if self._room is None or len(self._room) < needed:
+            self._room = np.empty(needed, np.float32)
         copied = []
         used = 0
         for array, start, values in self._pieces():
@@ -287,6 +290,8 @@ class Checkpointing:
                 high = min(stop, first + len(values))
                 if low < high:
                     yield self._prefix + array, low, on_host(values[low - first : high - first])
+        for array, first, values in self.strategy.own_arrays():
+            yield array, first, on_host(values[: max(0, self.layout.count - first)])
         if (errors := self.strategy.errors()) is not None:
             yield self._errors_name, 0, on_host(errors)
 

@@ -97,8 +97,9 @@ def plan_run(settings, world, lock, resources: ClosedTogether) -> Plan | None:
     with world.together(UserError):
         settings, config = complete(settings, world.size)
         check_memory(settings, config, world)
-    if world.rank == 0 and (line := derived.doubtful_warmup(settings)):
-        warn(line)
+    for line in filter(None, (derived.doubtful_warmup(settings), derived.unused_steps(settings))):
+        if world.rank == 0:
+            warn(line)
     shared = SharedModel(model_cut(settings, config), config, world, resources)
     links = probe_links(world)
     threads = settings.threads or threads_per_rank(world)

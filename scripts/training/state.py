@@ -13,6 +13,8 @@ def state_arrays(strategy):
         for start, m, v in updated.optimizer.moments():
             yield "m", start, m
             yield "v", start, v
+        for name, values in updated.more.items():
+            yield name, updated.start, values
 
 
 def on_host(array):

@@ -3,6 +3,8 @@
 If several ranks share a model, those of replica 0 send their boxes of each tensor to rank 0 (gpt2/model_shards.py).
 """
 
+from contextlib import nullcontext
+
 import numpy as np
 
 from dist.sharded import Slots
@@ -18,13 +20,15 @@ class WholeModel:
     held: the parameters of this rank. before_use of the strategy and fetch of the backend, functions of (start, stop),
     bring a range into `held`: under ZeRO-3 a rank gathers it, from a GPU it copies it. shared: whether several ranks
     share the model. parameters: of the whole model; the same as `held` unless the model is shared, else a buffer for
-    one range on rank 0. mesh: see state.py. The constructor is collective.
+    one range on rank 0. mesh: see state.py. evaluated: of the strategy; read parameters only
+    within `with model.evaluated()`. The constructor is collective.
     """
 
-    def __init__(self, held: Parameters, before_use, fetch, mesh=None):
+    def __init__(self, held: Parameters, before_use, fetch, mesh=None, evaluated=nullcontext):
         self.held = self.parameters = held
         self._before_use = before_use
         self._fetch = fetch
+        self.evaluated = evaluated
         self.shared = shares_model(mesh)
         self._copy = ShardGathering(held, mesh) if self.shared else None
         if self._copy and self._copy.whole:

@@ -5,6 +5,7 @@ tells the strategy that they are final, and new parameters to the model before t
 arrays, none is used.
 """
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dist.gpu.staging import HostStaging
@@ -132,6 +133,20 @@ class HostBridge(Bridge):
             self._land_all()
         self.before_update = self.staging.computed()
         return super().update(lr)
+
+    @contextmanager
+    def evaluated(self):
+        """Copy the other parameters to the model for this context, and the replica's own for the next step."""
+        with self.strategy.evaluated():
+            self._forget_uploads()
+            yield
+            self._forget_uploads()
+
+    def _forget_uploads(self) -> None:
+        if not self.traits.same_weights:
+            wait(self.last_upload)
+            self.there.clear()
+            self.before_update = self.staging.computed()
 
     def _land(self) -> bool:
         """Tell the strategy which copies of gradients are complete. Return whether any were."""

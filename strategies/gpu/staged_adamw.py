@@ -40,11 +40,16 @@ class StagedAdamW:
         for optimizer in self._optimizers:
             optimizer.step = step
 
+    def parameters_changed(self) -> None:
+        """Learn that something else has changed the parameters: the next update copies them to the GPU."""
+        self._is_first = True
+
     def moments(self) -> list:
         return [moments for optimizer in self._optimizers for moments in optimizer.moments()]
 
     def update(self, parameters, gradients, lr: float, gradient_scale: float | None) -> None:
-        """Update as AdamW does. Only the first call copies `parameters` to the GPU: change them only through update."""
+        """Update as AdamW does. Only the first call, or the first after parameters_changed(), copies `parameters` to
+        the GPU."""
         if gradient_scale is None:
             return
         staging = self._staging

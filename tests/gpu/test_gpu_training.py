@@ -9,7 +9,7 @@ from scripts.backends import gpus
 from scripts.backends.backends import form_on_gpus
 from strategies import STRATEGIES
 from tests.gpu.gpu_trainer import on_nodes
-from tests.support.in_process import alone
+from tests.support.in_process import alone, log
 
 
 def cases(ranks):
@@ -164,3 +164,16 @@ def test_bfloat16_on_the_wire_stays_close(comm, trainer):
         again, (checkpoint_again,) = trainer.run(*flags, world=nodes)
         np.testing.assert_array_equal(again, curve, err_msg=str(flags))
         assert checkpoint_again == checkpoint, flags
+
+
+@pytest.mark.any_mpi
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("more", [[], ["--fragments", 2], ["--dtype", "bfloat16"]], ids=str)
+def test_replicas_that_train_alone(comm, trainer, more):
+    """Validation uses the global parameters, and the next step the replica's own, as with NumPy."""
+    flags = ["--strategy", "diloco", "--replica", "rank", "--local-steps", 2, "--steps", 5, "--eval-every", 1]
+    curves = []
+    for backend in (["numpy"], ["cupy", "--transport", "host"]):
+        curve, _ = trainer.run(*flags, *more, "--backend", *backend)
+        curves.append([*curve, *(line["val_loss"] for line in log(trainer.out))])
+    np.testing.assert_allclose(*curves, rtol=6e-3 if "bfloat16" in more else 1e-5)

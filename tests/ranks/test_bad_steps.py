@@ -86,7 +86,7 @@ def test_every_strategy_skips_the_same_step(comm):
     world, expected = world_of(comm, comm.Split(comm.rank // 2, comm.rank)), serial()
     for name, kind in STRATEGIES.items():
         for options in [{}, {"bucket_bytes": 1000}] if kind.traits.overlaps else [{}]:
-            if not kind.traits.exchanges:
+            if not (kind.traits.exchanges and kind.traits.same_weights):
                 continue
             parameters, skipped = train(world, name, **options)
             assert skipped == [step == SPIKE for step in range(STEPS)], f"{name} {options}"
@@ -234,7 +234,7 @@ def test_an_update_whose_parameters_are_no_numbers(comm, runs, monkeypatch, caps
     monkeypatch.setattr(AdamW, "update", spoil)
     for number, flags in enumerate(cases()):
         text = ends_with(runs, capsys, f"{number}", "--strategy", *flags, "--eval-every", 0)
-        assert text.startswith("error: after step 6 there is nan in parameters of wte, expected"), text
+        assert re.match(r"error: after step 6 there is nan in (\w+_)?parameters of wte, expected", text), text
         assert kept(runs, f"{number}") == ([] if "none" in flags else ["step-00000003"]), flags
         assert of_last_step(runs, f"{number}")["loss"] > 0
 

@@ -47,8 +47,8 @@ def few(ranks):
     copied = [cut for cut in cuts(ranks, main[:1], schedules=("1f1b",)) if cut.copies > 1 and cut.bucket_bytes is None]
     most = max((cut.parts > 1) + (cut.stages > 1) for cut in copied)
     mixed = cycle(cut for cut in copied if (cut.parts > 1) + (cut.stages > 1) == most)
-    for name in STRATEGIES:
-        if name not in (*main, "none"):
+    for name, kind in STRATEGIES.items():
+        if name not in (*main, "none") and kind.traits.shares_models:
             yield replace(next(mixed), strategy=name)
 
 

@@ -75,6 +75,9 @@ def cases(ranks):
         else:
             yield ["--strategy", name]
     yield ["--strategy", "ring", "--wire", "bfloat16", "--error-feedback"]
+    local = ["--strategy", "diloco", "--local-steps", 4, "--skip-outliers", 1]
+    yield [*local, "--replica", "rank"]
+    yield [*local, "--replica", "rank", "--fragments", 2, "--wire", "bfloat16", "--error-feedback"]
     if ranks > 1:
         yield ["--strategy", "reduce-bcast", "--server", "dedicated"]
 

@@ -192,7 +192,8 @@ def cuts(ranks: int, strategies=None, schedules=tuple(SCHEDULES)):
             copies, rest = divmod(ranks, parts * stages)
             if rest or stages > CONFIG.n_layer + (parts == 1):
                 continue
-            for name in strategies or [name for name in STRATEGIES if name != "none"]:
+            sharing = [name for name, kind in STRATEGIES.items() if kind.traits.shares_models and name != "none"]
+            for name in strategies or sharing:
                 for schedule in schedules if stages > 1 else schedules[:1]:
                     for bucket_bytes in (None, 1000) if STRATEGIES[name].traits.overlaps else (None,):
                         yield Cut(copies, parts, stages, name, schedule, bucket_bytes)

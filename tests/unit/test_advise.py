@@ -103,6 +103,16 @@ def test_one_node(ranks):
     assert "One node" in report["advice"]
 
 
+def test_local_steps_divide_the_exchange_but_other_weights_are_not_advised():
+    report = answer(*CASE, "--local-steps", "20")
+    rows = {row["strategy"]: row for row in report["strategies"]}
+    for what in ("exchange_s", "bytes_in", "bytes_out"):
+        assert rows["diloco"][what] == pytest.approx(rows["hierarchical"][what] / 20, rel=1e-4)
+    assert rows["diloco"]["step_overlapped_s"] == pytest.approx(0.1)
+    assert report["strategies"][0]["strategy"] == "diloco"
+    assert not report["advice"].startswith("Take diloco")
+
+
 def test_thousands_of_nodes():
     large = ["--nodes", "4096", "--ranks-per-node", "8", "--link", "200gbit", "--latency", "3us"]
     large += ["--parameters", "1.5B"]

@@ -41,6 +41,11 @@ def completed(flags: str, ranks: int):
         ("--pipeline-parallel 2 --tensor-parallel 2 --pipeline-layers 4,0", 4, "leaves a stage empty"),
         ("--pipeline-layers 4,0", 1, "--pipeline-layers 4,0 has 2 stages, expected 1"),
         ("--strategy reduce-bcast --server dedicated --tensor-parallel 2", 4, "--server dedicated with several ranks"),
+        (
+            "--strategy diloco --pipeline-parallel 2",
+            4,
+            "--strategy diloco with several ranks sharing a model, expected",
+        ),
     ],
 )
 def test_what_does_not_go_together(flags, ranks, says):

@@ -61,6 +61,8 @@ def alone():
 
 def cases():
     for name, kind in STRATEGIES.items():
+        if not kind.traits.same_weights:
+            continue
         options = [{}] if kind.traits.exchanges else []
         if kind.traits.overlaps:
             options += [{"bucket_bytes": 400}, {"bucket_bytes": 0, "wire": "bfloat16"}]
