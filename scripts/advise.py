@@ -11,8 +11,8 @@
 
 Nothing is run or measured. Bytes are counted from each strategy's messages; for strategies that call MPI's collectives,
 from the algorithms that the library selects by default. Seconds come from the model in dist/cost/model.py. A step is
-compute time plus exposed exchange, without the update. All rows have the same global batch. --from-run includes the
-run's update and scales exchanges by the run's measured exchange; docs/diagnosis.md explains how, and how accurately.
+compute time plus exposed exchange, without the update. All rows have the same global batch; * marks other weights.
+--from-run includes the run's update and scales exchanges by the run's measured exchange (docs/diagnosis.md).
 
 With --global-batch the table compares layouts: each row has a number of data-parallel replicas, tensor-parallel shards
 and pipeline stages, and the best strategy for them. --compute-ms is then the compute time of a step of that batch when
@@ -34,13 +34,14 @@ from dist.wire import OPERATIONS, WIRE_BYTES
 from gpt2.config import PRESETS, preset_name
 from gpt2.files import as_json
 from gpt2.parameters import Layout
-from scripts.prediction.predictor import advice_sentence, as_rows, predicted_steps, short_number
+from scripts.prediction.predictor import OTHER_WEIGHTS, advice_sentence, as_rows, predicted_steps, short_number
 from scripts.prediction.replayed_run import advise_from_run
 from scripts.prediction.shapes import advise_shapes, shapes_sentence, shapes_table
 from scripts.prediction.workload import Workload, workload_of_run
 from scripts.settings.command_line import Parser
 from scripts.settings.split_embedding import rows_of_text
 from scripts.settings.units import bytes_per_s, count_of, duration_s, size_in_bytes
+from strategies import find
 from traces.record.files import RunError
 
 MOST_RANKS = 10**6
@@ -75,7 +76,10 @@ def strategies_report(arguments) -> tuple[dict, str]:
     else:
         cluster = described_cluster(arguments)
         training = described_training(arguments)
-        rows = as_rows(predicted_steps(cluster, training, arguments.library or "mpich"), cluster, training)
+        wire = arguments.wire or "float32"
+        steps = predicted_steps(cluster, training, arguments.library or "mpich")
+        steps = [step for step in steps if wire in find(step.name.partition("/")[0]).traits.wires]
+        rows = as_rows(steps, cluster, training)
         report = {"strategies": rows, "notes": [], "advice": advice_sentence(rows)}
     return report, table(report["strategies"])
 
@@ -124,6 +128,8 @@ def check_given(arguments) -> None:
         raise ValueError(f"--{given[0].replace('_', '-')} without --global-batch: give both, or leave it out")
     if cuts and arguments.grad_accum != 1:
         raise ValueError("--grad-accum with --global-batch, which decides it for each number of replicas: leave it out")
+    if cuts and arguments.wire == "int8":
+        raise ValueError("--wire int8 with --global-batch, which compares layouts with the same weights: leave one out")
     if arguments.from_run:
         given = [name for name in KNOWN_FROM_RUN if getattr(arguments, name)]
         if given:
@@ -264,12 +270,14 @@ def table(rows: list[dict]) -> str:
     ]
     for row in rows:
         lines.append(
-            f"{row['strategy']:<24}{short_number(row['exchange_s'], 1e3):>10}{short_number(row['times_bound']):>7}  "
+            f"{row['strategy'] + '*' * (not row['same_weights']):<24}{short_number(row['exchange_s'], 1e3):>10}"
+            f" {short_number(row['times_bound']):>6}  "
             f"{short_number(row['bytes_in'], 1e-6):>8}{short_number(row['bytes_out'], 1e-6):>10}  "
             f"{short_number(row['memory_bytes'], 1e-9):>8}{short_number(row['step_s'], 1e3):>10}"
             f"{short_number(row['step_overlapped_s'], 1e3):>12}" + compared_text(row)
         )
-    return "\n".join([*lines, *(f"{row['strategy']}: {row['unknown']}" for row in rows if row["unknown"])])
+    lines += [f"{row['strategy']}: {row['unknown']}" for row in rows if row["unknown"]]
+    return "\n".join(lines if all(row["same_weights"] for row in rows) else [*lines, OTHER_WEIGHTS])
 
 
 def compared_text(row: dict) -> str:

@@ -81,11 +81,15 @@ def is_auto(strategy: str) -> bool:
 def candidates(strategy: str, device: str) -> dict[str, type[Strategy]]:
     """Return {value of --strategy: class}: what `auto` or `auto:FILE,FILE` may choose on a device, "host" or "gpus".
 
-    A user's own strategy is tried wherever it can run.
+    A user's own strategy is tried wherever it can run. None with other weights: a trial measures the time alone.
     """
     files = [file for file in strategy.partition(":")[2].split(",") if file]
     own = {file: find(file) for file in files if device == "host" or find(file).traits.on_gpus}
-    return {name: kind for name, kind in STRATEGIES.items() if device in kind.traits.auto} | own
+    for file, kind in own.items():
+        if not kind.traits.same_weights:
+            raise UserError(f"--strategy {strategy}: {file} gives other weights, auto compares times: name it alone")
+    same = {name: kind for name, kind in STRATEGIES.items() if kind.traits.same_weights}
+    return {name: kind for name, kind in same.items() if device in kind.traits.auto} | own
 
 
 def names(kinds=None) -> str:

@@ -14,10 +14,13 @@ from dist.cost.model import Cluster, Prediction, lower_bound_s, predict, predict
 from dist.cost.mpi_choices import UnknownChoice
 from dist.cost.overlap import Overlap, Training
 from dist.cost.stages import Stage
+from dist.wire import WIRE_BYTES
 from strategies import BASELINE, STRATEGIES, Strategy
 
 ONE_NODE_RATE = 10e9  # bytes/s; on one node no port limits anything, but the model needs a number
 ABOUT_EQUAL = 1.01  # steps within a percent
+WORTH_OTHER_WEIGHTS = 1.3  # how much shorter a step must be before a strategy with other weights is named
+OTHER_WEIGHTS = "* other weights: the loss after as many steps may be worse, only a trial tells (compare.py --by-time)"
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class PredictedStep:
     name: of the strategy, with /dedicated for a dedicated server. memory, update_s: without overlap, maximum over
     ranks. unknown: why `exchange` and the times are None. compute_s: forward and backward. overlap: how much of the
     exchange can be hidden, None for nothing. rows: with overlap, the exposed exchange of a sparse embedding gradient.
-    overlapped_memory: the memory with overlap, if it differs.
+    overlapped_memory: the memory with overlap, if it differs. same_weights: from gives_same_weights.
     """
 
     name: str
@@ -39,6 +42,7 @@ class PredictedStep:
     overlap: Overlap | None = None
     rows: Prediction | None = None
     overlapped_memory: RankMemory | None = None
+    same_weights: bool = True
 
     @property
     def step_s(self) -> float | None:
@@ -96,6 +100,11 @@ def predicted_rows(kind: type[Strategy], cluster: Cluster, training: Training, l
     return predict_rows(kind.traits.sparse_messages, cluster, training.rows, library)
 
 
+def gives_same_weights(kind: type[Strategy], training: Training) -> bool:
+    """Return whether the strategy gives the weights of all others, up to rounding to bfloat16."""
+    return kind.traits.same_weights and kind.traits.item_bytes(training.item_bytes) >= WIRE_BYTES["bfloat16"]
+
+
 def predicted_step(kind: type[Strategy], cluster: Cluster, training: Training, library: str, server="colocated"):
     """Predict a strategy's step. A dedicated server computes nothing; the other ranks take its share of the batch."""
     ranks = len(cluster.placement)
@@ -104,15 +113,16 @@ def predicted_step(kind: type[Strategy], cluster: Cluster, training: Training, l
     memory, overlapped = (
         kind.traits.memory.of_rank(training.parameters, ranks, cluster.nodes, overlap) for overlap in (False, True)
     )
+    same = gives_same_weights(kind, training)
     try:
         exchange = predicted_exchange(kind, cluster, training, library)
     except UnknownChoice as unknown:
-        return PredictedStep(name, memory, str(unknown))
+        return PredictedStep(name, memory, str(unknown), same_weights=same)
     compute_s = training.compute_s * (ranks / (ranks - 1) if is_dedicated else 1)
     update_s = training.update_s * memory.updated_share(training.parameters)
     rows = predicted_rows(kind, cluster, training, library)
     overlap = kind.traits.overlap(training if rows else replace(training, rows=None))
-    return PredictedStep(name, memory, None, exchange, compute_s, update_s, overlap, rows, overlapped)
+    return PredictedStep(name, memory, None, exchange, compute_s, update_s, overlap, rows, overlapped, same)
 
 
 def predicted_steps(cluster: Cluster, training: Training, library: str, own: type[Strategy] | None = None) -> list:
@@ -144,7 +154,7 @@ def as_row(step: PredictedStep, bound_s: float) -> dict:
     result = dict.fromkeys(("exchange_s", "times_bound", "bytes_in", "bytes_out", "step_s", "step_overlapped_s"))
     held = step.held(True)
     result |= {"strategy": step.name, "memory_bytes": held.total, "memory_formula": held.formula}
-    result["unknown"] = step.unknown
+    result |= {"same_weights": step.same_weights, "unknown": step.unknown}
     if step.exchange is None:
         return result
     return result | {
@@ -166,20 +176,34 @@ def best_of(rows: list[dict], step_s=best_step_s) -> dict:
     """Return the row with the shortest step; among about equal steps, the row with the least memory.
 
     Among equal steps, a strategy that only saves memory comes last; --strategy auto does not choose it either.
-    Strategies that train other weights do not count.
     """
-    others = {kind.name for kind in STRATEGIES.values() if not kind.traits.same_weights}
-    rows = [row for row in rows if row["strategy"] not in others]
     equal = [row for row in rows if step_s(row) <= ABOUT_EQUAL * step_s(rows[0])]
     for_memory = {kind.name for kind in STRATEGIES.values() if not kind.traits.auto}
     return min(equal, key=lambda row: (row["strategy"].partition("/")[0] in for_memory, row["memory_bytes"]))
 
 
+def exact(rows: list[dict]) -> list[dict]:
+    """Return the rows of strategies that give the same weights; no others are recommended."""
+    return [row for row in rows if row["same_weights"]]
+
+
+def other_weights(rows: list[dict], best_s: float, step_s=best_step_s) -> list[str]:
+    """Name the fastest strategy with other weights and its price; [] if a step is not much shorter than best_s, the
+    shortest step with the same weights."""
+    shorter = [row for row in rows if not row["same_weights"] and step_s(row) * WORTH_OTHER_WEIGHTS <= best_s]
+    return [
+        f"{row['strategy']} would make a step {best_s / step_s(row):.1f} times shorter than the best strategy with the "
+        "same weights, but only a trial tells how much loss that costs (compare.py --by-time)"
+        for row in sorted(shorter, key=step_s)[:1]
+    ]
+
+
 def advice_sentence(rows: list[dict]) -> str:
-    """Recommend a strategy, and say why. Strategies that would train other weights are left to the user's judgement."""
-    others = {kind.name for kind in STRATEGIES.values() if not kind.traits.same_weights}
-    known = [row for row in rows if row["step_s"] is not None and row["strategy"] not in others]
-    best = best_of(known)
+    """Recommend a strategy, and say why. A second sentence may name one with other weights."""
+    known = [row for row in rows if row["step_s"] is not None]
+    if not exact(known):
+        return "No advice: only a trial tells how much loss these strategies cost (compare.py --by-time)."
+    best = best_of(exact(known))
     if best["times_bound"] is None:
         return f"One node: nothing crosses a port, take {best['strategy']}."
     text = f"Take {best['strategy']}: its exchange is {best['times_bound']:.2f} times the lower bound, a step "
@@ -188,7 +212,8 @@ def advice_sentence(rows: list[dict]) -> str:
         text += f" with overlap, {short_number(best['step_s'], 1e3)} without"
     baseline = next((row for row in known if row["strategy"] == BASELINE), None)
     ratio = best_step_s(baseline) / best_step_s(best) if baseline else 1.0
-    return f"{text}, {ratio:.1f} times shorter than {BASELINE}'s." if ratio >= 1.05 else f"{text}."
+    text += f", {ratio:.1f} times shorter than {BASELINE}'s" if ratio >= 1.05 else ""
+    return ". ".join([text, *other_weights(known, best_step_s(best))]) + "."
 
 
 def short_number(value: float | None, scale: float = 1.0) -> str:

@@ -16,6 +16,8 @@ from scripts.prediction.predictor import (
     as_rows,
     best_of,
     best_step_s,
+    exact,
+    other_weights,
     predicted_steps,
     short_number,
 )
@@ -153,7 +155,7 @@ def measured_note(label: str, calibration: Calibration, own_s: float | None, is_
 
 
 def advice(rows: list[dict], calibration: Calibration, is_elsewhere: bool, is_own_network: bool) -> str:
-    """Return the advice in one sentence. On other links or with another library it ignores the measured exchange."""
+    """Return the advice. On other links or with another library it ignores the measured exchange."""
     if not is_own_network:
         return advice_sentence(rows)
     if calibration.reason is not None:
@@ -161,13 +163,14 @@ def advice(rows: list[dict], calibration: Calibration, is_elsewhere: bool, is_ow
     if is_elsewhere:
         return advice_sentence(rows)
     known = [row for row in rows if row["step_s"] is not None]
-    by_word = {word: [row for row in known if row["compared"] == word] for word in (FASTER, UNCLEAR)}
+    by_word = {word: [row for row in exact(known) if row["compared"] == word] for word in (FASTER, UNCLEAR)}
     own_text = _ms_range(calibration.measured.step_s, calibration.measured.range)
+    text = f"Keep what ran: a step took {own_text}; no strategy with the same weights is predicted to take less"
     if by_word[FASTER]:
-        return f"Take {_row_text(best_of(by_word[FASTER]))}; this run's took {own_text}."
-    if by_word[UNCLEAR]:
-        return f"No clear winner: {_row_text(by_word[UNCLEAR][0])}; this run's took {own_text}."
-    return f"Keep what ran: a step took {own_text}, and every other strategy is predicted to take longer."
+        text = f"Take {_row_text(best_of(by_word[FASTER]))}; this run's took {own_text}"
+    elif by_word[UNCLEAR]:
+        text = f"No clear winner: {_row_text(by_word[UNCLEAR][0])}; this run's took {own_text}"
+    return ". ".join([text, *other_weights(known, min(map(best_step_s, exact(known)), default=0.0))]) + "."
 
 
 def _row_text(row: dict) -> str:

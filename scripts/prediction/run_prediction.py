@@ -16,7 +16,9 @@ from scripts.prediction.calibration import FASTER, Calibration, MeasuredStep, ca
 from scripts.prediction.predictor import (
     PredictedStep,
     best_of,
+    exact,
     exchanged_stages,
+    other_weights,
     predicted_exchange,
     predicted_rows,
     predicted_step,
@@ -159,8 +161,8 @@ def measured_of(evidence: Evidence) -> MeasuredStep:
 def others_steps(run: Run, measured: MeasuredStep) -> tuple[list[dict], Calibration]:
     """Predict the run's step with each other strategy. Return (rows, calibration), the shortest step first.
 
-    A row has "strategy", "predicted_step_s", "speedup", "range_s", "memory_bytes" and "compared". There are no rows if
-    the model does not explain the run, and none of strategies that would train other weights.
+    A row has "strategy", "predicted_step_s", "speedup", "range_s", "memory_bytes", "compared" and "same_weights". There
+    are no rows if the model does not explain the run.
     """
     kind = strategy_of(run)
     calibration = calibration_of(run, kind, measured)
@@ -169,15 +171,14 @@ def others_steps(run: Run, measured: MeasuredStep) -> tuple[list[dict], Calibrat
     training = training_of(run, kind, measured)
     overlapped = bool(run.config["settings"].get("overlap"))
     rows = []
-    alike = [one for one in STRATEGIES.values() if one.traits.exchanges and one.traits.same_weights]
-    for other in (one for one in alike if one is not kind):
+    for other in (one for one in STRATEGIES.values() if one.traits.exchanges and one is not kind):
         step = predicted_step(other, probed_cluster(run), training, library_of(run))
         if step.exchange is not None:
             # A run with overlap keeps it if the other strategy can overlap.
             seconds = calibration.step_s(step, overlapped)
             row = {"strategy": step.name, "predicted_step_s": seconds, "speedup": measured.step_s / seconds}
             row |= {"range_s": list(calibration.range(step, overlapped)), "memory_bytes": step.held(overlapped).total}
-            rows.append(row | {"compared": calibration.compared(step, overlapped)})
+            rows.append(row | {"compared": calibration.compared(step, overlapped), "same_weights": step.same_weights})
     return sorted(rows, key=lambda row: row["predicted_step_s"]), calibration
 
 
@@ -196,9 +197,16 @@ def own_step(run: Run, kind: type[Strategy], cluster: Cluster, training: Trainin
 
 
 def advised(rows: list[dict]) -> str | None:
-    """Return the name of the best strategy that is clearly faster; None if there is none."""
-    faster = [row for row in rows if row["compared"] == FASTER]
+    """Return the name of the best strategy with the same weights that is clearly faster; None if there is none."""
+    faster = [row for row in exact(rows) if row["compared"] == FASTER]
     return best_of(faster, lambda row: row["predicted_step_s"])["strategy"] if faster else None
+
+
+def with_other_weights(rows: list[dict], calibration: Calibration) -> list[str]:
+    """Name a strategy with other weights if its step would be much shorter than the run's and all others'; else []."""
+    same_s = [row["predicted_step_s"] for row in exact(rows)]
+    same_s += [calibration.measured.step_s] if calibration.own and calibration.own.same_weights else []
+    return other_weights(rows, min(same_s, default=0.0), lambda row: row["predicted_step_s"])
 
 
 def why_unknown(run: Run, kind: type[Strategy] | None) -> str:

@@ -17,7 +17,7 @@ from dist.cost.model_parallel import Seats, head_bytes, pipeline_bytes, tensor_b
 from dist.cost.mpi_choices import UnknownChoice
 from gpt2.pipeline import layers_by_flops, operations
 from scripts.prediction.cut_step import CutStep
-from scripts.prediction.predictor import best_of, short_number
+from scripts.prediction.predictor import best_of, gives_same_weights, short_number
 from scripts.prediction.workload import Workload
 from scripts.settings.model_parallel import ModelCut
 from strategies import AUTO, STRATEGIES, candidates
@@ -91,12 +91,12 @@ def computing_s(workload: Workload, layers: tuple[int, ...]) -> np.ndarray:
 
 
 def strategies_of(step: CutStep, limit: float) -> list[dict]:
-    """Return a row per strategy whose exchange is known, the shortest step first.
+    """Return a row per strategy with the same weights whose exchange is known, the shortest step first.
 
     exchange_s: the exposed exchange. memory_bytes: maximum over ranks. If some strategies need at most `limit` bytes,
     return only those. One replica exchanges nothing and takes the strategy with the least memory, like train.py.
     """
-    several = [kind for kind in STRATEGIES.values() if kind.traits.exchanges and kind.traits.same_weights]
+    several = [one for one in STRATEGIES.values() if one.traits.exchanges and gives_same_weights(one, step.training)]
     alone = [min(reversed(candidates(AUTO, "host").values()), key=step.memory_bytes)]
     kinds = several if step.seats.copies > 1 else alone
     overlapping = {kind: kinds is several and kind.traits.overlap(step.training) is not None for kind in kinds}

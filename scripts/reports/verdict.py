@@ -2,7 +2,8 @@
 
 from scripts.prediction.calibration import FASTER, SLOWER, UNCLEAR, UNEXPLAINED
 from scripts.prediction.model_parallel_run import is_model_parallel, model_parallel_facts
-from scripts.prediction.run_prediction import advised, measured_of, others_steps, own_schedule
+from scripts.prediction.predictor import OTHER_WEIGHTS, exact
+from scripts.prediction.run_prediction import advised, measured_of, others_steps, own_schedule, with_other_weights
 from traces import RunError, read_run
 from traces.read.analysis import measure
 from traces.read.runs import Run
@@ -58,7 +59,8 @@ def answer_of(diagnosis: Diagnosis) -> dict:
         answer = diagnosis.answer([], model_parallel_facts(diagnosis.evidence))
     else:
         advice, calibration = others_steps(run, measured_of(diagnosis.evidence))
-        answer = diagnosis.answer(advice, calibration.facts() | {"advised": advised(advice)})
+        named = {"advised": advised(advice), "with_other_weights": with_other_weights(advice, calibration)}
+        answer = diagnosis.answer(advice, calibration.facts() | named)
     number = number_of(run.config)
     answer["evidence"]["start"] = number
     answer["evidence"]["starts"] = [
@@ -111,11 +113,13 @@ def _other_lines(answer: dict) -> list[str]:
     lines = []
     for word in (FASTER, UNCLEAR, SLOWER):
         rows = [
-            f"{row['strategy']} {seconds_text(row['predicted_step_s'])} ({range_text(row['range_s'])})"
+            f"{row['strategy']}{'*' * (not row['same_weights'])} {seconds_text(row['predicted_step_s'])} "
+            f"({range_text(row['range_s'])})"
             for row in answer["advice"]
             if row["compared"] == word
         ]
         lines += [f"{word}: {', '.join(rows)}"] if rows else []
+    lines += [] if exact(answer["advice"]) == answer["advice"] else [OTHER_WEIGHTS]
     return lines or [not_predicted(answer["evidence"]["model"])]
 
 

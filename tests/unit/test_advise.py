@@ -40,7 +40,8 @@ def answer(*arguments):
 def test_table_and_object_agree():
     report, lines = answer(*CASE), run(*CASE).stdout.splitlines()
     rows = [row for row in report["strategies"] if row["unknown"] is None]
-    assert [line.split()[0] for line in lines[2 : 2 + len(rows)]] == [row["strategy"] for row in rows]
+    names = [row["strategy"] for row in rows]
+    assert [line.split()[0].rstrip("*") for line in lines[2 : 2 + len(rows)]] == names
     assert lines[-1] == report["advice"]
     for line, row in zip(lines[2:], rows, strict=False):
         exchange_ms = float(line.split()[1])
@@ -85,7 +86,7 @@ def test_an_own_operation_changes_what_mpich_sends():
     """Its best algorithms are for its own operations: a binomial tree is worse for one root, and the best for all."""
     mpi, own = (answer(*CASE, "--op", op)["strategies"] for op in ("mpi", "own"))
     ratio = {row["strategy"]: row["bytes_in"] for row in own}
-    ratio = {row["strategy"]: ratio[row["strategy"]] / row["bytes_in"] for row in mpi}
+    ratio = {row["strategy"]: ratio[row["strategy"]] / row["bytes_in"] for row in mpi if row["unknown"] is None}
     assert ratio["sliced"] < 0.6 < 1 < ratio["reduce-bcast"]
     assert ratio["ring"] == ratio["reduce-scatter"] == 1
     result = run("--from-run", "nowhere", "--op", "own")
@@ -168,7 +169,7 @@ def test_mistakes_are_one_line(change, said):
 
 def row(strategy, ms, memory):
     return {"strategy": strategy, "step_s": ms / 1e3, "step_overlapped_s": None, "memory_bytes": memory,
-            "times_bound": 1.5}  # fmt: skip
+            "times_bound": 1.5, "same_weights": True}  # fmt: skip
 
 
 def test_of_steps_within_a_percent_the_one_with_the_least_memory_is_advised():

@@ -90,12 +90,10 @@ def test_what_sends_the_same_is_no_clear_winner(looks, tmp_path):
     answer, rows = advice_on(folder)
     assert rows["hierarchical"]["predicted_step_s"] == pytest.approx(answer["evidence"]["step_s"], rel=1e-3)
     assert rows["hierarchical"]["compared"] == "no clear winner"
-    assert not [row for row in answer["advice"] if row["compared"] == "faster"]
+    assert not [row for row in answer["advice"] if row["compared"] == "faster" and row["same_weights"]]
     assert "; no clear winner among other strategies: " in answer["verdict"]
     lines = as_text(answer).splitlines()
-    assert any(
-        re.match(r"others      no clear winner: .*hierarchical \d+ ms \(\d+ to \d+ ms\)", line) for line in lines
-    )
+    assert any(re.match(r"(others)? +no clear winner: .*hierarchical \d+ ms \(\d+ to \d+ ms\)", line) for line in lines)
     assert rows["reduce-bcast"]["compared"] == "slower"
     assert any(re.match(r"            slower: .*reduce-bcast", line) for line in lines)
 

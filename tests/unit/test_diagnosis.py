@@ -154,7 +154,15 @@ def test_the_object_is_what_the_design_says(tmp_path, capsys):
     assert steps == sorted(steps)
     assert "reduce-bcast" not in [row["strategy"] for row in answer["advice"]]
     for row in answer["advice"]:
-        assert list(row) == ["strategy", "predicted_step_s", "speedup", "range_s", "memory_bytes", "compared"]
+        assert list(row) == [
+            "strategy",
+            "predicted_step_s",
+            "speedup",
+            "range_s",
+            "memory_bytes",
+            "compared",
+            "same_weights",
+        ]
         assert row["speedup"] == pytest.approx(answer["evidence"]["step_s"] / row["predicted_step_s"])
 
 

@@ -369,7 +369,7 @@ def test_another_strategy_is_advised_from_a_tenth_on(predicted_s, ends, compared
     made = exchanging(predicted=PredictedExchange(list(range(5)), np.ones(5), np.ones(5)))
     made.__dict__["thin"] = []
     finding = Finding("network-congestion", 0.5, "slow", "the network is slow")
-    row = {"strategy": "ring", "predicted_step_s": predicted_s, "speedup": 1 / predicted_s}
+    row = {"strategy": "ring", "same_weights": True, "predicted_step_s": predicted_s, "speedup": 1 / predicted_s}
     advice = [row | {"range_s": ends, "compared": compared}]
     model = {"reason": None, "advised": "ring" if compared == "faster" else None}
     verdict = Diagnosis(finding, [], made).verdict(advice, model)

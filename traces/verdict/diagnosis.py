@@ -31,7 +31,8 @@ FAULTS = (
 CUTS = (model_rules.tensor_exchange, model_rules.pipeline_bubble)
 # The first one that applies counts: each is a special case of the next.
 SHAPES = (network_rules.latency_bound, network_rules.server_hotspot, network_rules.network_congestion)
-NETWORK_KINDS = ("network-congestion", "server-hotspot", "slow-link", "latency-bound")
+SHAPE_KINDS = ("network-congestion", "server-hotspot", "latency-bound")
+NETWORK_KINDS = (*SHAPE_KINDS, "slow-link")
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ class Diagnosis:
     def answer(self, advice: list[dict], model: dict | None = None) -> dict:
         """Return the object that scripts/diagnose.py --json prints; times in seconds, rates in bytes/s.
 
-        advice: [{"strategy", "predicted_step_s", "speedup", "range_s", "compared"}, ...], the shortest step first.
-        compared: "faster", "slower" or "no clear winner". model: the grounds of these predictions; "reason": why there
-        are none; "advised": the best strategy, if one is faster.
+        advice: [{"strategy", "predicted_step_s", "speedup", "range_s", "compared", "same_weights"}, ...], the shortest
+        step first. compared: "faster", "slower" or "no clear winner". model: grounds of these predictions; "reason":
+        why there are none; "advised": the best exact strategy, if faster; "with_other_weights": [a text on another].
         """
         chosen = self.finding
         evidence = self.evidence
@@ -67,6 +68,8 @@ class Diagnosis:
         sentence = self.finding.sentence
         if self.finding.kind in NETWORK_KINDS:
             sentence += self._about_others(advice, model or {})
+        if self.finding.kind in SHAPE_KINDS:
+            sentence = "; ".join([sentence, *(model or {}).get("with_other_weights", [])])
         if self.evidence.thin:
             sentence += f" (uncertain: {'; '.join(self.evidence.thin)})"
         return sentence
@@ -80,7 +83,7 @@ class Diagnosis:
             if row["strategy"] == model.get("advised") and row["predicted_step_s"] * WORTH_SAYING <= step_s:
                 seconds = seconds_text(row["predicted_step_s"])
                 return f"; {row['strategy']} would take {seconds} a step instead of {seconds_text(step_s)}"
-        for row in advice:
+        for row in (row for row in advice if row["same_weights"]):
             if row["compared"] == "no clear winner" and row["range_s"][0] * WORTH_SAYING <= step_s:
                 between = range_text(row["range_s"])
                 return f"; no clear winner among other strategies: {row['strategy']} would take {between} a step"
