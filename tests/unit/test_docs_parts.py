@@ -65,8 +65,8 @@ class Programs:
 
     def compare(self, words, value):
         """Two validations, after steps 10 and 20; each seed's loss is lower. A step takes longer at a lower rate."""
-        rate = int(value("--rate").removesuffix("mbit")) if "--rate" in words else 1000
-        out = hosts_folder(Path(value("--out")), 4 if "--rate" in words else None, f"{rate}mbit")
+        rate = int(value("--rate").removesuffix("mbit").replace("gbit", "000"))
+        out = hosts_folder(Path(value("--out")), 4, value("--rate"))
         for name in value("--strategies").split(","):
             for seed in map(int, value("--seeds").split(",")):
                 folder = seed_folder(out, name, seed)
@@ -123,10 +123,14 @@ def test_what_is_measured_stands_in_the_block(make, tmp_path, name, expected):
 def test_losses_at_full_speed_are_combined_with_steps_on_slow_hosts(make, monkeypatch, tmp_path):
     monkeypatch.setattr(less_traffic, "ROOT", tmp_path)
     monkeypatch.setattr(less_traffic, "FIGURES", tmp_path)
+    names = ["hierarchical-sharded", "hierarchical/int8", "powersgd/low-rank=4", "diloco/local-steps=50"]
+    monkeypatch.setitem(
+        make_docs.PARTS, "less_traffic", make_docs.PARTS["less_traffic"] | {"seeds": [1, 2, 3], "strategies": names}
+    )
     text, (losses, *slow) = make("less_traffic")
-    assert "--seeds 1,2,3 --out" in losses
+    assert "--seeds 1,2,3 --ranks 4 --nodes 4 --rate 10gbit --out" in losses
     assert [re.search(r"--rate (\S+)", command)[1] for command in slow] == ["20mbit", "100mbit", "400mbit"]
-    assert all("--seeds 1 --nodes 4" in command and command.endswith("--steps 100 --eval-steps 1") for command in slow)
+    assert all("--seeds 1 --ranks 4" in command and command.endswith("--steps 100 --eval-steps 1") for command in slow)
     # At loss 2.0 after 10 steps and 1/1.1, 1/1.2, 1/1.3 of the next 10; a step takes 0.1 s + 21 letters / 20.
     assert (
         "| `diloco/local-steps=50` | 18 (18 to 19) | 1.800 (1.700 to 1.900) | 1150 ms, 21 s | 310 ms, 5.68 s |" in text

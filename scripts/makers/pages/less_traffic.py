@@ -1,7 +1,7 @@
 """Part of make_docs.py: how long strategies that send less train to a loss, at several rates of the network, as root.
 
-Losses over steps do not depend on the network. So they are measured without virtual hosts, with several seeds, and the
-mean step in short runs on virtual hosts at each rate. Finished runs in `part.runs` are not repeated.
+Losses over steps do not depend on the network. So they are measured on virtual hosts with fast ports, with several
+seeds, and the mean step in short runs at each rate. Finished runs in `part.runs` are not repeated.
 """
 
 from pathlib import Path
@@ -13,21 +13,15 @@ from scripts.makers.pages.page import FIGURES, ROOT, measured_on, output_of, rea
 from scripts.reports.by_time import curves_of
 from traces.plots import look, loss_over_time
 from traces.units import seconds_text, short_ms
-from traces.verdict.time_to_loss import Reached, cells, reach
+from traces.verdict.time_to_loss import Curve, Reached, cells, reach
 
 
 def less_traffic(part, folder: Path) -> str:
     """Return the figure and the table of all strategies at all rates. folder: for the figure's files."""
-    training = part.training.split()
-    out = ROOT / part.runs
-    train(part, part.seeds, [], training)
-    curves = curves_of(runs_in(out, part.strategies, part.seeds))
+    curves = train(part, part.fast, part.seeds, part.training)
     panels = {}
     for rate in part.rates:
-        hosts = ["--nodes", part.ranks, "--rate", f"{rate}mbit"]
-        train(part, part.seeds[:1], hosts, [*training, *part.short.split()])
-        slow = hosts_folder(out, part.ranks, f"{rate}mbit")
-        steps = curves_of(runs_in(slow, part.strategies, part.seeds[:1]))
+        steps = train(part, f"{rate}mbit", part.seeds[:1], f"{part.training} {part.short}")
         panels[f"{rate} Mbit/s"] = {
             label: [one.with_steps_of(steps[label][0].step_s) for one in curves[label]] for label in curves
         }
@@ -36,21 +30,21 @@ def less_traffic(part, folder: Path) -> str:
     (folder / "less-traffic.png").replace(FIGURES / "less-traffic.png")
     title = figure.texts[0].get_text()
     found = {name: reach(groups, part.loss) for name, groups in panels.items()}
-    facts = read(seed_folder(out, part.strategies[0], part.seeds[0]) / "config.json")
+    facts = read(run_folder(part, part.fast, part.strategies[0], part.seeds[0]) / "config.json")
     picture = f"![{title}](figures/less-traffic.png)"
     return "\n\n".join([picture, f"{title}.", table(found, part.loss), measured_on(facts)])
 
 
-def train(part, seeds: list[int], hosts: list, training: list[str]) -> None:
-    """Make the runs that are missing. hosts: flags of compare.py for virtual hosts."""
-    flags = ["--by-time", part.loss, "--ranks", part.ranks, "--strategies", ",".join(part.strategies)]
-    output_of(
-        "compare.py", *flags, "--seeds", ",".join(map(str, seeds)), *hosts, "--out", ROOT / part.runs, "--", *training
-    )
+def train(part, rate: str, seeds: list[int], training: str) -> dict[str, list[Curve]]:
+    """Make the runs that are missing, on virtual hosts with ports of this rate. Return each strategy's curves."""
+    flags = ["--by-time", part.loss, "--strategies", ",".join(part.strategies), "--seeds", ",".join(map(str, seeds))]
+    hosts = ["--ranks", part.ranks, "--nodes", part.ranks, "--rate", rate]
+    output_of("compare.py", *flags, *hosts, "--out", ROOT / part.runs, "--", *training.split())
+    return curves_of({name: [run_folder(part, rate, name, seed) for seed in seeds] for name in part.strategies})
 
 
-def runs_in(out: Path, names: list[str], seeds: list[int]) -> dict[str, list[Path]]:
-    return {name: [seed_folder(out, name, seed) for seed in seeds] for name in names}
+def run_folder(part, rate: str, name: str, seed: int) -> Path:
+    return seed_folder(hosts_folder(ROOT / part.runs, part.ranks, rate), name, seed)
 
 
 def table(found: dict[str, list[Reached]], target: float) -> str:
