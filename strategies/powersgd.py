@@ -11,7 +11,8 @@ if that is no less, and so are biases and LayerNorms. Factors travel around a ri
 while those of other matrices are computed. Each rank holds all optimizer state (2 D) and its errors (D). All ranks get
 the same sums, and make the same products of them: the same bits, if all nodes have CPUs of one kind.
 
-Checkpoints hold each rank's errors, followed by Q. On other ranks both begin anew, at 0.
+Checkpoints hold each rank's errors, followed by Q. On other ranks both begin anew, at 0. With another R the errors go
+on, and Q begins with numbers of the old Q in another order.
 """
 
 import math
