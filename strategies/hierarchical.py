@@ -7,7 +7,8 @@ A node's port carries 2 (M-1)/M D each way, the bound. Each bucket is cut into o
 rails as the smallest node has ranks. Local rank l of every node runs the ring of rail l, and writes its sums to
 `node_sum`, the leader's gradients. A node holds the parameters once, in shared memory; each rank holds the optimizer
 state of its part (2 D / ranks of the node).
-After half of the ring each sum is complete on one rank: the norm is computed during the other half.
+After half of the ring each sum is complete on one rank: the norm is computed during the other half. With --wire int8,
+dist/host/direct_exchange.py takes the ring's place: the port carries as many values, each rounded only twice.
 
 With a split embedding, the node that owns a chunk of the head's sum adds the sparse rows to this chunk after the ring.
 

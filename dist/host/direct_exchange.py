@@ -19,7 +19,7 @@ from dist.progress_engine import ProgressEngine
 from dist.ranges import cut_range
 from dist.wire import LANDING_BYTES, WireFormat
 
-AHEAD = 2  # turns between the sending of a segment and the sum of it
+AHEAD = 2  # turns between sending a segment and summing it, and between its sum and taking the others'
 TAGS = 1 << 14
 
 
