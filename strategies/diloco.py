@@ -119,17 +119,17 @@ class Diloco(Hierarchical):
     def update(self, lr):
         norm = super().update(lr)
         self.step += 1
-        turn, position = divmod(self.step, self.period)
+        position = self.step % self.period
         if position == 0:
             self._mix(KEPT)
-            self._begin(turn % self.outer.fragments)
+            self._begin()
         self._send(position)
         if self.outer.fragments == 1:
             self._mix(kept=0.0)
         return norm
 
-    def _begin(self, fragment):
-        self.travelling = fragment
+    def _begin(self):
+        self.travelling = self._fragment_of_step()
         with self.tracer.phase("outer"):
             for part, delta in self._under_way():
                 np.subtract(part.parameters, self.parameters[part.range], out=delta)

@@ -86,9 +86,8 @@ def doubtful_warmup(settings: Settings) -> str:
 
 def unused_steps(settings: Settings) -> str:
     """Return a warning if the last steps stay out of the parameters that the run leaves, else ""."""
-    own = not is_auto(settings.strategy) and find(settings.strategy).traits.takes_local_steps
     last = settings.steps % settings.local_steps
-    if not own or not last:
+    if not last or is_auto(settings.strategy) or not find(settings.strategy).traits.takes_local_steps:
         return ""
     return (
         f"--steps {settings.steps} is no multiple of --local-steps {settings.local_steps}: the last {last} steps do "

@@ -151,7 +151,7 @@ def restore(checkpoint: Checkpoint, strategy, layout, facts: dict, world, mesh=N
         name = errors_name(world.rank, mesh)
         if errors is not None:
             # Error feedback continues if the same ranks exchange in the same way; else it begins at 0.
-            if exchanges_alike(checkpoint, facts):
+            if exchanges_alike(checkpoint, facts) and not missing:
                 if name in checkpoint.arrays:
                     _fill(errors, checkpoint, name, 0, layout)
             elif any("errors_" in array for array in checkpoint.arrays):

@@ -18,6 +18,7 @@ from gpt2.parameters import Layout, Parameters
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.whole_model import WholeModel
 from strategies.base import Updated
+from strategies.traits import Traits
 from tests.support.safetensors_file import CONFIG
 
 
@@ -78,6 +79,8 @@ def one_rank(folder: Path, every: int | None = 2, keep: int = 9) -> OneRank:
     strategy = SimpleNamespace(
         state=lambda: [Updated(0, arrays["parameters"], optimizer)],
         errors=lambda: arrays["errors_0"],
+        own_arrays=tuple,
+        traits=Traits(),
         clipping=Clipping(1.0),
         resumed=lambda: None,
     )

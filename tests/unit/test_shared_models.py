@@ -18,6 +18,7 @@ from scripts.training.start import restore
 from scripts.training.state import errors_name, mesh_facts, prefix_of
 from scripts.training.whole_model import WholeModel
 from strategies.base import Updated
+from strategies.traits import Traits
 from tests.support.cut_models import CONFIG, CUTS, WHOLE, arrays, layouts, of_piece
 from tests.support.stand_in_mesh import mesh_of
 from tests.support.thread_ranks import run_ranks
@@ -135,6 +136,7 @@ def new_strategy(layout, values: dict, world, holds_all: bool):
     return SimpleNamespace(
         state=lambda: [Updated(low, held["parameters"], optimizer)], errors=lambda: errors,
         clipping=Clipping(1.0, outlier_z=3.0), resumed=lambda: None, held=held, bounds=(low, high), optimizer=optimizer,
+        own_arrays=tuple, traits=Traits(),
     )  # fmt: skip
 
 
