@@ -47,7 +47,7 @@ def run_table(used: dict, plan, world, peak) -> str:
         **(
             {}
             if plan.same_weights
-            else {"weights": "not those of the exact strategies: this exchange loses information"}
+            else {"weights": "differ from those of the exact strategies: this exchange loses information"}
         ),
         "data": data_text(plan.train, plan.val, used["steps"] * plan.global_batch),
         "MPI": library_name(),

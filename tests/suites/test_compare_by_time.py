@@ -53,7 +53,7 @@ def test_two_strategies_with_two_seeds(tmp_path):
         (False, 3), (False, 4), (True, 3), (True, 4)
     ]  # fmt: skip
     assert configs[3]["settings"]["wire"] == "bfloat16"
-    assert first.stdout.count("weights       not those of the exact strategies") == 2
+    assert first.stdout.count("weights       differ from those of the exact strategies") == 2
     *_, one, other, _, headline, inexact, picture = first.stdout.splitlines()
     assert (one.split()[0], other.split()[0]) == ("ring/wire=bfloat16", "lossy.py")
     assert " reach" in headline
