@@ -31,7 +31,7 @@ from scripts.cluster.program import end_process, end_with, run_process
 from scripts.settings.command_line import Parser
 from strategies import CONTROL, STRATEGIES, find, is_auto
 from traces import RunError
-from traces.read.run_files import read_config
+from traces.read.run_files import read_config, read_log
 
 SCRIPTS = Path(__file__).parent
 # A model large enough for its exchange to show, a batch small enough for a laptop.
@@ -109,14 +109,17 @@ def compare_by_time(arguments) -> int:
 
 
 def is_finished(line: list[str]) -> bool:
-    """Return whether the run of this command line has ended. Raise ClusterError if its folder holds another one."""
+    """Return whether the run of this command line has made all its steps. ClusterError: its folder holds another."""
     out = Path(line[line.index("--out") + 1])
     if not (out / "config.json").exists():
         return False
-    command = read_config(out)["command"]
-    if command[1:] != line[2:]:
-        raise ClusterError(f"{out} holds the run of other flags, {' '.join(command[1:])}: choose another --out")
-    return (out / "summary.json").exists()
+    config = read_config(out)
+    if config["command"][1:] != line[2:]:
+        raise ClusterError(
+            f"{out} holds the run of other flags, {' '.join(config['command'][1:])}: choose another --out"
+        )
+    has_ended = (out / "summary.json").exists()  # perhaps early, by a signal
+    return has_ended and read_log(out)[-1]["step"] == config["settings"]["steps"]
 
 
 def compare(arguments) -> int:

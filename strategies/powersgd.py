@@ -1,22 +1,22 @@
 """powersgd: gradient matrices travel as two thin factors, everything else exactly; every rank makes the same update.
 
     M = gradients + errors;  P = M Q                 each matrix; Q: from the previous step, made orthonormal
-    all-reduce of P, of what is sent exactly;  P: made orthonormal
-    Q = M^T P;  all-reduce of Q                      the sum of all M is about P Q^T
+    all-reduce of all P with what is sent exactly;  P: made orthonormal
+    Q = M^T P;  all-reduce of all Q                  the sum of all M is about P Q^T
     errors = M - P Q^T / N;  AdamW on every rank     with P Q^T as the gradients
 
 Vogels, Karimireddy, Jaggi 2019, PowerSGD: Practical Low-Rank Gradient Compression, with sums instead of means: losses
 are scaled by the global batch. A matrix costs R (rows + columns) elements instead of rows * columns; it is sent exactly
-if that is no less, and so are biases and LayerNorms. Factors travel around a ring of all ranks (dist/host/host_ring.py)
-while those of other matrices are computed. Each rank holds all optimizer state (2 D) and its errors (D). All ranks get
-the same sums, and make the same products of them: the same bits, if all nodes have CPUs of one kind.
+if that is no less, and so are biases and LayerNorms. Both all-reduces go around a ring of all ranks
+(dist/host/host_ring.py). Each rank holds all optimizer state (2 D) and its errors (D). All ranks get the same sums, and
+make the same products of them: the same bits, if all nodes have CPUs of one kind.
 
 Checkpoints hold each rank's errors, followed by Q. On other ranks both begin anew, at 0. With another R the errors go
 on, and Q begins with numbers of the old Q in another order.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,12 +37,12 @@ def low_rank(matrices, rank: int) -> list[tuple[int, int, int]]:
 
 
 def factors_sent(setting: Setting) -> Messages:
-    """Sum what is sent exactly, all P and all Q around a ring. UnknownChoice: the matrices are unknown."""
+    """Sum what is sent exactly with all P, then all Q, around a ring. UnknownChoice: the matrices are unknown."""
     if setting.matrices is None:
         raise UnknownChoice("the shapes of the matrices, which travel as factors, are unknown: name a model")
     matrices = low_rank(setting.matrices, setting.low_rank)
-    exact = setting.elements - sum(rows * columns for _, rows, columns in matrices)
-    sizes = [exact, *(setting.low_rank * side for _, *sides in matrices for side in sides)]
+    first = setting.elements + sum((setting.low_rank - columns) * rows for _, rows, columns in matrices)
+    sizes = [first, sum(setting.low_rank * columns for *_, columns in matrices)]
     return ring_of(setting.ranks, sum(setting.blocks(len(setting.placement), elements) for elements in sizes))
 
 
@@ -59,74 +59,75 @@ class PowerSGD(Strategy):
 
     def __init__(self, job):
         super().__init__(job)
+        size = len(self.parameters)
         rank = job.low_rank
         shapes = low_rank(job.matrices, rank)
-        q_start = len(self.parameters)
-        self.memory = np.zeros(q_start + sum(rank * columns for *_, columns in shapes), np.float32)  # errors, each Q
-        self.exchange = job.new_exchange(self.comm, [(0, len(self.memory))])
+        q_ends = size + np.cumsum([0, *(rank * columns for *_, columns in shapes)])
+        self.memory = np.zeros(q_ends[-1], np.float32)  # errors, then each Q
+        self.q = self.memory[size:]
         self.matrices = []
-        self.exact = []  # the gradients between the matrices
-        end = 0
-        for start, rows, columns in shapes:
-            self.exact.append(self.gradients[end:start])
-            end = start + rows * columns
-            pair = (flat[start:end].reshape(rows, columns) for flat in (self.gradients, self.memory))
+        for (start, rows, columns), q_start in zip(shapes, q_ends[:-1], strict=True):
+            stop = start + rows * columns
+            pair = (flat[start:stop].reshape(rows, columns) for flat in (self.gradients, self.memory))
             q = self.memory[q_start : q_start + rank * columns].reshape(columns, rank)
-            q_start += q.size
-            self.matrices.append(Factored(*pair, np.empty((rows, rank), np.float32), q, self.exchange.engine.progress))
-        self.exact.append(self.gradients[end:])
-        self.sent = np.concatenate(self.exact)
-        self.optimizer = job.new_optimizer(0, len(self.parameters))
+            self.matrices.append(Factored(*pair, np.empty((rows, rank), np.float32), q))
+        edges = [0, *(edge for start, rows, columns in shapes for edge in (start, start + rows * columns)), size]
+        self.exact = [self.gradients[start:stop] for start, stop in zip(edges[::2], edges[1::2], strict=True)]
+        self.sent = np.concatenate([part.reshape(-1) for part in self._parts_sent()])
+        self.exchange = job.new_exchange(self.comm, [(0, max(len(self.sent), len(self.q)))])
+        self.optimizer = job.new_optimizer(0, size)
 
     def errors(self):
         return self.memory
 
+    @np.errstate(invalid="ignore")  # numbers that are not finite reach the norm, which ends the run
     def update(self, lr):
         with self.tracer.phase("compress"):
-            exact = self._start(np.concatenate(self.exact, out=self.sent))
-            projected = [self._start(matrix.project()) for matrix in self.matrices]
-        factored = []
-        for matrix, exchange in zip(self.matrices, projected, strict=True):
-            self._finish(exchange, matrix.p)
-            with self.tracer.phase("compress"):
-                factored.append(self._start(matrix.factor()))
-        self._finish(exact, self.sent)
-        for matrix, exchange in zip(self.matrices, factored, strict=True):
-            self._finish(exchange, matrix.q)
-            with self.tracer.phase("compress"):
+            for matrix in self.matrices:
+                matrix.project()
+            np.concatenate([part.reshape(-1) for part in self._parts_sent()], out=self.sent)
+        self._sum(self.sent)
+        with self.tracer.phase("compress"):
+            self._take_sums()
+            for matrix in self.matrices:
+                matrix.factor()
+        self._sum(self.q)
+        with self.tracer.phase("compress"):
+            for matrix in self.matrices:
                 matrix.restore(self.comm.size)
         with self.tracer.phase("update"):
-            for part, sums in zip(self.exact, np.split(self.sent, np.cumsum([*map(len, self.exact)])), strict=False):
-                part[:] = sums
-            squares = self.sum_of_squares(self.sent) + self.sum_of_squares(self.memory[len(self.parameters) :])
-            norm, scale = self.clip(squares)  # P is orthonormal: Q has the norm of P Q^T
+            squares = sum(map(self.sum_of_squares, (self.q, *self.exact)))  # P is orthonormal: Q has the norm of P Q^T
+            norm, scale = self.clip(squares)
             self.optimizer.update(self.parameters, self.gradients, lr, scale)
         return norm
 
-    def _start(self, array):
-        """Start the all-reduce of a contiguous array; return it for `_finish`."""
-        return self.exchange.engine.start(self.exchange.allreduce(array.reshape(-1), 0, array.size))
+    def _sum(self, flat) -> None:
+        with self.tracer.phase("allreduce", bytes=flat.nbytes):
+            self.exchange.start_allreduce(flat, 0, len(flat))
+            self.exchange.engine.finish()
 
-    def _finish(self, exchange, array) -> None:
-        with self.tracer.phase("allreduce", bytes=array.nbytes):
-            self.exchange.engine.finish(exchange)
+    def _parts_sent(self) -> list:
+        """Return the arrays of the first all-reduce, in order."""
+        return [*self.exact, *(matrix.p for matrix in self.matrices)]
+
+    def _take_sums(self) -> None:
+        used = 0
+        for part in self._parts_sent():
+            part[...] = self.sent[used : used + part.size].reshape(part.shape)
+            used += part.size
 
 
 @dataclass(frozen=True)
 class Factored:
-    """A matrix: gradients, errors (rows, columns), p (rows, R), q (columns, R), float32.
-
-    progress() advances the exchanges of other matrices; it is called between blocks.
-    """
+    """A matrix: gradients, errors (rows, columns), p (rows, R), q (columns, R), float32."""
 
     gradients: np.ndarray
     errors: np.ndarray
     p: np.ndarray
     q: np.ndarray
-    progress: Callable[[], object]
 
-    def project(self) -> np.ndarray:
-        """Add the gradients to the errors, which thus become M; set P = M Q and return it.
+    def project(self) -> None:
+        """Add the gradients to the errors, which thus become M, and set P = M Q.
 
         Q is made orthonormal first: P then spans the same columns, but loses less of them to rounding.
         """
@@ -135,16 +136,14 @@ class Factored:
             block = self.errors[rows]
             np.add(block, self.gradients[rows], out=block)
             np.matmul(block, q, out=self.p[rows])
-        return self.p
 
-    def factor(self) -> np.ndarray:
-        """Make the columns of the summed P orthonormal; set Q = M^T P and return it."""
+    def factor(self) -> None:
+        """Make the columns of the summed P orthonormal, and set Q = M^T P."""
         self.p[:] = orthonormal(self.p)
         q = np.zeros(self.q.shape[::-1], np.float32)
         for rows in self._blocks():
             q += self.p[rows].T @ self.errors[rows]
         self.q[:] = q.T
-        return self.q
 
     def restore(self, ranks: int) -> None:
         """Set the gradients to P Q^T, the sum over the ranks, and the errors to what it lacks of this rank's M."""
@@ -159,7 +158,6 @@ class Factored:
         step = max(1, BLOCK_ELEMENTS // self.errors.shape[1])
         for start in range(0, len(self.errors), step):
             yield slice(start, start + step)
-            self.progress()
 
 
 def orthonormal(p: np.ndarray) -> np.ndarray:
