@@ -130,7 +130,7 @@ def test_losses_at_full_speed_are_combined_with_steps_on_slow_hosts(make, monkey
     text, (losses, *slow) = make("less_traffic")
     assert "--seeds 1,2,3 --ranks 4 --nodes 4 --rate 10gbit --out" in losses
     assert [re.search(r"--rate (\S+)", command)[1] for command in slow] == ["20mbit", "100mbit", "400mbit"]
-    assert all("--seeds 1 --ranks 4" in command and command.endswith("--steps 100 --eval-steps 1") for command in slow)
+    assert all("--seeds 1 --ranks 4" in command and command.endswith("--steps 60 --eval-steps 1") for command in slow)
     # At loss 2.0 after 10 steps and 1/1.1, 1/1.2, 1/1.3 of the next 10; a step takes 0.1 s + 21 letters / 20.
     assert (
         "| `diloco/local-steps=50` | 18 (18 to 19) | 1.800 (1.700 to 1.900) | 1150 ms, 21 s | 310 ms, 5.68 s |" in text
