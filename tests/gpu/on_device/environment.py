@@ -11,6 +11,7 @@ from gpt2.errors import UserError
 from gpt2.kernels.cupy import Device
 from gpt2.kernels.cupy.compile import nvrtc_version
 from scripts.machine.gpu import gpu_facts
+from scripts.settings.command_line import Parser
 
 PACKAGES = (
     "cupy-cuda13x", "cupy-cuda12x", "ml_dtypes", "numpy", "numba", "mpi4py", "torch", "nvidia-cublas",
@@ -49,6 +50,7 @@ def _nccl_version() -> int | str:
 
 
 if __name__ == "__main__":
+    Parser(__doc__).parse_args()
     try:
         print(json.dumps(environment()))
     except UserError as error:
