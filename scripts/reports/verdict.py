@@ -161,7 +161,9 @@ def _step_rows(evidence: dict) -> dict[str, str]:
     exchange = ", ".join(f"{name} {seconds_text(s)}" for name, s in evidence["exchange_by_phase_s"].items())
     waits = ", ".join(f"{name.replace('_', ' ')} {seconds_text(s)}" for name, s in evidence["waiting_s"].items())
     efficiencies = [f"{name.replace('_', ' ')} {s:.2f}" for name, s in evidence["efficiency"].items() if name != "lost"]
-    step = f"{seconds_text(evidence['step_s'])}, median of {evidence['steps']}: computing "
+    mean_s = evidence["mean_step_s"]
+    mean = f" (mean {seconds_text(mean_s)})" if mean_s > 1.05 * evidence["step_s"] else ""
+    step = f"{seconds_text(evidence['step_s'])}, median of {evidence['steps']}{mean}: computing "
     step += f"{seconds_text(evidence['compute_s'])}, exchanging {seconds_text(evidence['exchange_s'])}"
     # The log may lack tokens/s and MFU.
     step += f"; {evidence['tokens_per_s']:,.0f} tokens/s" if evidence["tokens_per_s"] else ""

@@ -198,6 +198,7 @@ class Evidence:
         return {
             "steps": len(self.times.steps),
             "step_s": self.step_s,
+            "mean_step_s": float(np.mean(self.times.step_seconds)),
             **rates(self.run, self.times),
             "compute_s": self.compute_s,
             "exchange_s": self.transfer_s,
