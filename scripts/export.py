@@ -6,7 +6,6 @@
     python scripts/export.py runs/sliced --format perfetto --out sliced.json.gz for ui.perfetto.dev, chrome://tracing
     python scripts/export.py runs/sliced --format otf2 --out sliced.otf2        a folder for Vampir and Score-P's tools
     python scripts/export.py runs/sliced --format otf2 --start 2 --out two.otf2     the second start of a resumed run
-    python scripts/export.py runs/sliced --format tensorboard --out board/sliced    for tensorboard --logdir board
 
 A trace whose name ends in .gz is compressed. RUN may also be a file or folder of weights, to convert their format.
 """
@@ -23,18 +22,16 @@ from gpt2.errors import UserError
 from gpt2.files import new_folder, place_of_file, replacing_in
 from gpt2.formats import huggingface_export, llmc, weights
 from gpt2.formats.stored_numbers import WRITTEN
-from scripts.reports.event_files import write_log
 from scripts.settings.command_line import Parser
 from scripts.settings.sequence_length import untrained_positions
 from scripts.settings.tokenizer import choose_tokenizer
 from scripts.settings.units import file_size
 from traces import RunError, read_run
 from traces.export import chrome, paraver
-from traces.read.run_files import read_config, read_log
 from traces.read.runs import Run
 
 TRACES = ("paraver", "perfetto", "otf2")
-FORMATS = ("llmc", "huggingface", *TRACES, "tensorboard")
+FORMATS = ("llmc", "huggingface", *TRACES)
 # Flags that only some formats accept.
 FLAGS = {
     "dtype": ("llmc", "huggingface"),
@@ -64,8 +61,6 @@ def export(settings: argparse.Namespace) -> list[Path]:
     """Write the requested format and return the paths. Raise RunError, UserError or OSError."""
     if settings.format in TRACES:
         return export_otf2(settings) if settings.format == "otf2" else export_trace(settings)
-    if settings.format == "tensorboard":
-        return [write_log(settings.out, read_config(settings.run), read_log(settings.run))]
     parameters = weights.load(settings.run)
     stored = settings.dtype or WRITTEN[0]
     if line := untrained_positions(settings.run, parameters.layout.config.context):

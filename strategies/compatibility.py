@@ -6,7 +6,6 @@ from gpt2.errors import UserError
 from strategies import AUTO, CONTROL, STRATEGIES, Strategy, names
 from strategies.traits import Traits
 
-CLOSE_WIRES = ("float32", "bfloat16")  # the formats on the wire that hardly change the weights
 TRANSPORTS = ("host", "gpu-aware", "nccl")
 DEVICE_TRANSPORTS = ("gpu-aware", "nccl")  # these exchange arrays on GPUs directly
 
@@ -28,11 +27,6 @@ def check_server(kind: type[Strategy], server: str, ranks: int, no_exchange: boo
             f"--strategy {CONTROL} exchanges nothing, so every rank trains a model of its own: a control for timings, "
             f"not a way to train; to run it say both, --strategy {CONTROL} --no-exchange"
         )
-
-
-def gives_same_weights(kind: type[Strategy], wire: str) -> bool:
-    """Return whether the strategy gives the weights of all others, up to rounding to bfloat16."""
-    return kind.traits.same_weights and wire in CLOSE_WIRES
 
 
 def check_own_flags(kind: type[Strategy] | None, typed: frozenset[str]) -> None:

@@ -64,6 +64,10 @@ class Traits:
         """Return `wanted`, a gradient's bytes on the wire, if the strategy supports this format; else float32's 4."""
         return wanted if wanted in (WIRE_BYTES[wire] for wire in self.wires) else VECTOR_BYTES
 
+    def gives_same_weights(self, wanted: float) -> bool:
+        """Return whether it gives the weights of all others, up to rounding to bfloat16. wanted: see item_bytes."""
+        return self.same_weights and self.item_bytes(wanted) >= WIRE_BYTES["bfloat16"]
+
     def new_operation(self, wire_format: WireFormat) -> MpiSum | OwnSum:
         """Return the operation that its MPI collectives add with; the caller closes it."""
         return new_operation(wire_format) if self.operations else MpiSum()

@@ -14,7 +14,6 @@ from dist.cost.model import Cluster, Prediction, lower_bound_s, predict, predict
 from dist.cost.mpi_choices import UnknownChoice
 from dist.cost.overlap import Overlap, Training
 from dist.cost.stages import Stage
-from dist.wire import WIRE_BYTES
 from strategies import BASELINE, STRATEGIES, Strategy
 
 ONE_NODE_RATE = 10e9  # bytes/s; on one node no port limits anything, but the model needs a number
@@ -30,7 +29,7 @@ class PredictedStep:
     name: of the strategy, with /dedicated for a dedicated server. memory, update_s: without overlap, maximum over
     ranks. unknown: why `exchange` and the times are None. compute_s: forward and backward. overlap: how much of the
     exchange can be hidden, None for nothing. rows: with overlap, the exposed exchange of a sparse embedding gradient.
-    overlapped_memory: the memory with overlap, if it differs. same_weights: from gives_same_weights.
+    overlapped_memory: the memory with overlap, if it differs. same_weights: see Traits.
     """
 
     name: str
@@ -100,11 +99,6 @@ def predicted_rows(kind: type[Strategy], cluster: Cluster, training: Training, l
     return predict_rows(kind.traits.sparse_messages, cluster, training.rows, library)
 
 
-def gives_same_weights(kind: type[Strategy], training: Training) -> bool:
-    """Return whether the strategy gives the weights of all others, up to rounding to bfloat16."""
-    return kind.traits.same_weights and kind.traits.item_bytes(training.item_bytes) >= WIRE_BYTES["bfloat16"]
-
-
 def predicted_step(kind: type[Strategy], cluster: Cluster, training: Training, library: str, server="colocated"):
     """Predict a strategy's step. A dedicated server computes nothing; the other ranks take its share of the batch."""
     ranks = len(cluster.placement)
@@ -113,7 +107,7 @@ def predicted_step(kind: type[Strategy], cluster: Cluster, training: Training, l
     memory, overlapped = (
         kind.traits.memory.of_rank(training.parameters, ranks, cluster.nodes, overlap) for overlap in (False, True)
     )
-    same = gives_same_weights(kind, training)
+    same = kind.traits.gives_same_weights(training.item_bytes)
     try:
         exchange = predicted_exchange(kind, cluster, training, library)
     except UnknownChoice as unknown:

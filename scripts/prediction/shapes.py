@@ -17,7 +17,7 @@ from dist.cost.model_parallel import Seats, head_bytes, pipeline_bytes, tensor_b
 from dist.cost.mpi_choices import UnknownChoice
 from gpt2.pipeline import layers_by_flops, operations
 from scripts.prediction.cut_step import CutStep
-from scripts.prediction.predictor import best_of, gives_same_weights, short_number
+from scripts.prediction.predictor import best_of, short_number
 from scripts.prediction.workload import Workload
 from scripts.settings.model_parallel import ModelCut
 from strategies import AUTO, STRATEGIES, candidates
@@ -96,7 +96,8 @@ def strategies_of(step: CutStep, limit: float) -> list[dict]:
     exchange_s: the exposed exchange. memory_bytes: maximum over ranks. If some strategies need at most `limit` bytes,
     return only those. One replica exchanges nothing and takes the strategy with the least memory, like train.py.
     """
-    several = [one for one in STRATEGIES.values() if one.traits.exchanges and gives_same_weights(one, step.training)]
+    every = [kind for kind in STRATEGIES.values() if kind.traits.exchanges]
+    several = [kind for kind in every if kind.traits.gives_same_weights(step.training.item_bytes)]
     alone = [min(reversed(candidates(AUTO, "host").values()), key=step.memory_bytes)]
     kinds = several if step.seats.copies > 1 else alone
     overlapping = {kind: kinds is several and kind.traits.overlap(step.training) is not None for kind in kinds}

@@ -1,1 +1,1 @@
-"""Reports on a run: figures, report.html, TensorBoard's event files."""
+"""Reports on a run: figures and report.html."""

@@ -1,6 +1,5 @@
 """Complete the settings: decide values that the flags leave open, and refuse flags that do not fit together."""
 
-import importlib.util
 from dataclasses import asdict, replace
 
 from gpt2.config import GPT2_VOCABULARY, PRESETS, GPT2Config
@@ -32,7 +31,6 @@ MOST_LAYERS = 10_000  # ten times as many as in the deepest model ever trained
 MOST = 2**31 - 1  # of any other count: file headers store 32 bits
 MOST_TOKENS = 10**18  # more is a typing error
 FLOAT32 = 1.2e-38, 3.4e38  # kernels compute in float32: smaller numbers would be 0, larger ones infinite
-INSTALL_TENSORBOARD = "pip install -e '.[tensorboard]'"
 
 
 def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
@@ -44,8 +42,6 @@ def complete(settings: Settings, ranks: int) -> tuple[Settings, GPT2Config]:
     check_arrays(settings)
     check_data_flags(settings)
     check_checkpoints(settings)
-    if settings.tensorboard:
-        check_tensorboard("--tensorboard")
     check_numbers(settings)
     config = model_config(settings)
     settings = replace(
@@ -278,9 +274,3 @@ def check_numbers(settings: Settings) -> None:
             f"--local-steps {settings.local_steps} with --fragments {settings.fragments}, expected a multiple of it: "
             "change one"
         )
-
-
-def check_tensorboard(flag: str) -> None:
-    """Raise UserError unless the package tensorboard, which `flag` needs, is installed."""
-    if importlib.util.find_spec("tensorboard") is None:
-        raise UserError(f"{flag} needs the package tensorboard, which is not installed: {INSTALL_TENSORBOARD}")

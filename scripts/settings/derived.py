@@ -14,9 +14,9 @@ from strategies.compatibility import worker_count
 # The arguments of LearningRateSchedule, in order.
 SCHEDULE = ("schedule", "lr", "min_lr", "warmup", "lr_steps")
 OPTIMIZER = ("weight_decay", "beta1", "beta2", "eps", "grad_clip", "skip_outliers")
-# Settings that change the loss curve only by rounding.
 # Flags that belong to one strategy alone, and change its loss curve.
 OF_STRATEGIES = tuple(name for kind in STRATEGIES.values() for name in kind.traits.flags)
+# Settings that change the loss curve only by rounding.
 ROUNDING = ("dtype", "tf32", "stochastic_rounding", "wire", "error_feedback")
 
 

@@ -217,7 +217,6 @@ class Settings:
     resume: bool = setting(False, "continue from the newest checkpoint in --out, or begin if there is none")
     take_over: bool = setting(False, "take --out from another job, which then ends if it still runs")
     log_every: int = setting(None, "steps between progress lines (at most one line per second)", "STEPS")
-    tensorboard: bool = setting(False, "also write the log for TensorBoard, into OUT/tensorboard/")
     trace: str = setting(
         "on", "steps to trace: on (the first 256, then fewer, and slow ones), off, or all of FROM:TO", "on|off|FROM:TO"
     )

@@ -140,7 +140,7 @@ def new_folder(plan: Plan, world, lock, used: dict, peak, checkout) -> RunFolder
     folder = None
     with world.together(UserError):
         if world.rank == 0:
-            folder = RunFolder(plan.folder, lock.check, plan.resumed_step, plan.settings.tensorboard)
+            folder = RunFolder(plan.folder, lock.check, plan.resumed_step)
             facts = {"parameters": plan.shared.whole.count, "peak": asdict(peak), "code": checkout.facts()}
             if plan.settings.backend == "cupy":
                 facts["gpu_topology"] = gpu_topology()  # on rank 0's node

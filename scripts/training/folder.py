@@ -14,7 +14,6 @@ from gpt2.files import TEMPORARY, as_json, place_of_file, read_bytes, regular, r
 from gpt2.formats import checkpoints
 from scripts.machine.host import machine, versions
 from scripts.training.launched_ranks import CONFIG, LOG, SUMMARY
-from scripts.training.report import warn
 from strategies import find
 from traces.read.starts import EARLIER
 from traces.record.files import RUN_FORMAT
@@ -30,15 +29,13 @@ class RunFolder:
     Nothing in the folder changes before `begin`, which follows the first step: a start without a step alters nothing.
 
     check_lock: ends the job if another start of the run has taken the folder (RunLock.check). resumed_step: None for a
-    new run, else the step after which it resumes. tensorboard: whether the log is also written to RUN/tensorboard.
+    new run, else the step after which it resumes.
     """
 
-    def __init__(self, path: Path, check_lock: Callable[[], None], resumed_step: int | None, tensorboard: bool = False):
+    def __init__(self, path: Path, check_lock: Callable[[], None], resumed_step: int | None):
         self.path = Path(path)
         self._check_lock = check_lock
         self._resumed_step = resumed_step
-        self._tensorboard = tensorboard
-        self._events = None
         self._started = time.strftime(TIME)
         self._begun = time.monotonic()
         if resumed_step is None:
@@ -87,10 +84,6 @@ class RunFolder:
             self._log = open(log, "a" if is_resumed else "w", buffering=1, opener=regular)  # noqa: SIM115
         with file_errors(self.path / "checkpoints", ADVICE):
             (self.path / "checkpoints").mkdir(exist_ok=True)
-        if self._tensorboard:
-            from scripts.reports.event_files import EventFile  # few runs need it
-
-            self._events = EventFile(self.path / "tensorboard", (self._resumed_step or 0) + 1)
 
     def _clean_up(self) -> None:
         """Remove temporary files of killed writers, and rename damaged checkpoints.
@@ -138,12 +131,6 @@ class RunFolder:
             # If the folder has been removed, the open file would still take lines that nobody can read.
             self._check_lock()
             self._log.write(as_json(record) + "\n")
-        if self._events:
-            try:
-                self._events.add(record, time.time())
-            except UserError as error:  # log.jsonl still has everything
-                self._events = None
-                warn(f"{error}; --tensorboard is off from here on, training goes on")
 
     def write_summary(self, **facts) -> None:
         """Write summary.json, with the facts that are known only at the end of a run."""

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from dist.probe.links import probe_links
+from dist.wire import WIRE_BYTES
 from dist.world import ClosedTogether, threads_per_rank
 from gpt2.data import texts, windows
 from gpt2.data.shards import open_shards
@@ -30,7 +31,6 @@ from scripts.training.same_files import check_same_files, in_both, made_for_all
 from scripts.training.shared_model import SharedModel
 from scripts.training.state import mesh_facts
 from strategies import find
-from strategies.compatibility import gives_same_weights
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def same_weights(self) -> bool:
-        return gives_same_weights(find(self.settings.strategy), self.settings.wire)
+        return find(self.settings.strategy).traits.gives_same_weights(WIRE_BYTES[self.settings.wire])
 
     def checkpoint_facts(self) -> dict:
         """Return the facts about the run that each of its checkpoints holds."""

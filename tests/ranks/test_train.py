@@ -22,6 +22,7 @@ from tests.support.in_process import train as train_here
 from tests.support.launch import launch
 from tests.support.refusal import refusal_of_all
 from traces import read_run
+from traces.read.schemas import LOG_ROW
 from traces.record.phases import NAMES
 
 TRAIN = str(ROOT / "scripts" / "train.py")
@@ -87,6 +88,7 @@ def test_what_a_run_leaves(tmp_path):
     assert [place["rank"] for place in config["ranks"]] == [0, 1]
     lines = log(run)
     assert [line["step"] for line in lines] == list(range(1, 7))
+    assert {name for line in lines for name in line} <= {"step", *LOG_ROW}
     assert [line["step"] for line in lines if "val_loss" in line] == [3, 6]
     assert lines[-1]["tokens"] == 6 * 2 * 4 * 16
     for line in lines:

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from dist.wire import WIRE_BYTES
 from gpt2.errors import UserError
 from scripts import compare
 from scripts.prediction.run_prediction import own_schedule
 from scripts.reports import by_time
 from strategies import STRATEGIES
-from strategies.compatibility import gives_same_weights
 from tests.support.drawn import is_inside, title_of, top_of
 from tests.support.make_run import three_ranks, write_run
 from traces import read_run
@@ -178,5 +178,5 @@ def test_runs_of_other_arithmetic_are_not_accused(tmp_path):
 
 
 def test_coarse_formats_do_not_give_the_same_weights():
-    kind = STRATEGIES["ring"]
-    assert [gives_same_weights(kind, wire) for wire in ("float32", "bfloat16", "int8")] == [True, True, False]
+    traits = STRATEGIES["hierarchical"].traits
+    assert [traits.gives_same_weights(WIRE_BYTES[wire]) for wire in WIRE_BYTES] == [True, True, False]

@@ -1,4 +1,4 @@
-"""What is written beside training and cannot be: traces, counters, clocks, TensorBoard's files.
+"""What is written beside training and cannot be: traces, counters, clocks.
 
 Training goes on, and what was written before stays readable. A full disk is a limit for the size of files here, which
 cuts the write that reaches it.
@@ -142,27 +142,6 @@ def test_two_lines_for_all_that_fail(tmp_path, capsys):
     assert capsys.readouterr().err == reason
     TraceFailures(SimpleNamespace(rank=1, places=PLACES), tmp_path, tracer).tell(None, at_end=True)
     assert capsys.readouterr().err == ""
-
-
-def test_tensorboard_on_a_full_disk(tmp_path, capsys):
-    pytest.importorskip("tensorboard", reason="TensorBoard is not installed: pip install -e '.[tensorboard]'")
-    from tests.ranks.test_event_files import points
-
-    (tmp_path / "run").mkdir()
-    folder = RunFolder(tmp_path / "run", lambda: None, None, tensorboard=True)
-    folder.set_config({}, [], "", {})
-    folder.begin()
-    folder.log({"step": 1, "loss": 3.0})
-    (events,) = (tmp_path / "run" / "tensorboard").iterdir()
-    with files_of_at_most(events.stat().st_size + 5):
-        folder.log({"step": 2, "loss": 2.0})
-    folder.log({"step": 3, "loss": 1.0})
-    told = capsys.readouterr().err
-    assert told.startswith(f"warning: {events}: File too large: ")
-    assert told.endswith("--tensorboard is off from here on, training goes on\n")
-    assert told.count("\n") == 1
-    assert len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) == 3
-    assert (1, 3.0) in points(events.parent)["loss"]
 
 
 def test_a_folder_of_checkpoints_that_is_protected_is_refused_at_the_start(tmp_path, monkeypatch):

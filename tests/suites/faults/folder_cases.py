@@ -37,7 +37,7 @@ SHARDS = ("--train-data", "{data}/train_*.bin", "--vocab-size", VOCABULARY)
 LOADED = "_multiarray_umath"  # a part of NumPy: the rank's program has begun, its modules are being imported
 STEP_30 = "step-00000030"
 OTHER_JOB = ERROR + r".*\b(process|pid) \d+ on node0"
-TRACING, EVENTS = r"^warning: .*traces", r"^warning: .*tensorboard"
+TRACING = r"^warning: .*traces"
 
 
 def write_data(run: Path) -> None:
@@ -151,8 +151,6 @@ FOLDER_CASES = {
     "traces-full": Case("the disk of `traces/` is full", GOES_ON, lambda scene: fill(scene.run / "traces"),
                         disk="traces", heal=unmount("traces"), line=TRACING),
     "traces-gone": Case("`traces/` is removed", GOES_ON, lambda scene: shutil.rmtree(scene.run / "traces")),
-    "events-full": Case("the disk of `tensorboard/` is full", GOES_ON, lambda scene: fill(scene.run / "tensorboard"),
-                        flags=("--tensorboard",), disk="tensorboard", heal=unmount("tensorboard"), line=EVENTS),
     "checkpoints-gone": Case("`checkpoints/` is removed", GOES_ON,
                              lambda scene: shutil.rmtree(scene.run / "checkpoints", ignore_errors=True)),
     "drift-two": Case("a rank's parameters differ, with two ranks", flags=("--check-replicas", 10), ranks=2,
