@@ -94,10 +94,10 @@ MATRIX, LOW_RANK = (20, 25), 4
 
 
 def run_factors(ranks, elements):
-    """A ring for what is sent exactly, one for each factor of a matrix, if the vector is longer than that matrix."""
+    """A ring for one factor and what is sent exactly, one for the other, if the vector is longer than that matrix."""
     whole, (rows, columns) = ranks.held, MATRIX
     exact = elements - rows * columns
-    sizes = [exact, LOW_RANK * rows, LOW_RANK * columns] if exact > 0 else [elements]
+    sizes = [exact + LOW_RANK * rows, LOW_RANK * columns] if exact > 0 else [elements]
     for size in sizes:
         ranks.held = [held[:size].copy() for held in whole]
         run_ring(ranks, range(ranks.count), size)

@@ -34,8 +34,12 @@ class NodeTraffic:
         return self.bytes_in if way == "in" else self.bytes_out
 
     def step_bytes(self, way: str) -> np.ndarray:
-        """Return (M,) mean bytes of a step, including bytes between its phases: not all steps need exchange."""
-        return np.mean(self.of(way)[:, :, INDEX[STEP]], axis=0)
+        """Return (M,) bytes of a step, including bytes between its phases.
+
+        That is the median, or the mean if it is larger: perhaps only some of the steps exchange.
+        """
+        steps = self.of(way)[:, :, INDEX[STEP]]
+        return np.maximum(np.median(steps, axis=0), np.mean(steps, axis=0))
 
     def step_rate(self, way: str) -> np.ndarray:
         """Return (M,) mean bytes/s over the steps, compute time included: no port exceeds its rate for so long."""
