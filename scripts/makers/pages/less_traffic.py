@@ -32,7 +32,7 @@ def less_traffic(part, folder: Path) -> str:
     found = {name: reach(groups, part.loss) for name, groups in panels.items()}
     facts = read(run_folder(part, part.fast, part.strategies[0], part.seeds[0]) / "config.json")
     picture = f"![{title}](figures/less-traffic.png)"
-    return "\n\n".join([picture, f"{title}.", table(found, part.loss), measured_on(facts)])
+    return "\n\n".join([picture, table(found, part.loss), measured_on(facts)])
 
 
 def train(part, rate: str, seeds: list[int], training: str) -> dict[str, list[Curve]]:
