@@ -49,8 +49,9 @@ DEFAULT_LAYERS = 12
 DEFAULT_LATENCY = "50us"
 DEFAULT_BATCH = 4
 DEFAULT_LOW_RANK = 4
+DEFAULT_LOCAL_STEPS = 50
 MOST_SEQUENCES = 2**20
-KNOWN_FROM_RUN = ("parameters", "model", "layers", "compute_ms", "wire", "op", "seq_len", "low_rank")
+KNOWN_FROM_RUN = ("parameters", "model", "layers", "compute_ms", "wire", "op", "seq_len", "low_rank", "local_steps")
 OF_CUTS = ("batch_size", "seq_len", "memory")  # flags that need --global-batch
 
 
@@ -184,7 +185,7 @@ def described_training(arguments) -> Training:
     own_operation = arguments.op == "own"
     return Training(
         parameters, compute_s, item, ranges, micro_steps, own_operation=own_operation, rows=rows, matrices=matrices,
-        low_rank=arguments.low_rank or DEFAULT_LOW_RANK, local_steps=arguments.local_steps,
+        low_rank=arguments.low_rank or DEFAULT_LOW_RANK, local_steps=arguments.local_steps or DEFAULT_LOCAL_STEPS,
     )  # fmt: skip
 
 
@@ -211,7 +212,7 @@ def parser() -> Parser:
     add("--model", type=preset_name, choices=PRESETS, help="a known model, instead of --parameters")
     add("--layers", type=int, metavar="L", help=f"with --parameters: layers of the model ({DEFAULT_LAYERS})")
     add("--grad-accum", type=int, default=1, metavar="K", help="microbatches per step (1)")
-    add("--local-steps", type=int, default=50, metavar="H", help="steps between exchanges if replicas train alone (50)")
+    add("--local-steps", type=int, metavar="H", help=f"with diloco: steps between exchanges ({DEFAULT_LOCAL_STEPS})")
     add("--compute-ms", type=float, metavar="MS", help="time of forward and backward per step, all ranks in parallel")
     add(
         "--global-batch",

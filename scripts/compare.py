@@ -38,7 +38,7 @@ SCRIPTS = Path(__file__).parent
 DEFAULT_TRAINING = ["--n-layer", "3", "--n-head", "6", "--n-embd", "384", "--batch-size", "1", "--steps", "6"]
 # Of three equal strategies, one has its four rounds in the first four places once in 165 times.
 ROUNDS = 4
-GRACE_S = 20  # for ranks that write a checkpoint before they stop, and for virtual hosts to be removed
+GRACE_S = 20  # time to write a checkpoint and to remove the virtual hosts
 
 OPTIONS = {
     "dedicated": ["--server", "dedicated"],

@@ -37,7 +37,10 @@ def low_rank(matrices, rank: int) -> list[tuple[int, int, int]]:
 
 
 def factors_sent(setting: Setting) -> Messages:
-    """Sum what is sent exactly with all P, then all Q, around a ring. UnknownChoice: the matrices are unknown."""
+    """Return the messages of two rings: of all P with what is sent exactly, then of all Q.
+
+    Raise UnknownChoice if the shapes of the matrices are unknown.
+    """
     if setting.matrices is None:
         raise UnknownChoice("the shapes of the matrices, which travel as factors, are unknown: name a model")
     matrices = low_rank(setting.matrices, setting.low_rank)

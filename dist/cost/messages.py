@@ -38,7 +38,7 @@ class Setting:
     item: bytes of one element on the wire. library: one of mpi_choices.LIBRARIES. ranges: elements of each range, in
     order, if a strategy exchanges range by range; () if unknown. micro_steps: microbatches per step. own_operation:
     whether MPI's collectives add with --op own; always true if items are not float32. matrices: (start, rows, columns)
-    of each in the vector, None if unknown. low_rank: rank of the factors that stand for a matrix, for powersgd.
+    of each in the vector, None if unknown. low_rank: rank of the factors that stand for a matrix.
     """
 
     placement: np.ndarray

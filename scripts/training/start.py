@@ -160,7 +160,7 @@ def restore(checkpoint: Checkpoint, strategy, layout, facts: dict, world, mesh=N
 
 
 def _filled(checkpoint: Checkpoint, name: str, start: int, values, layout) -> bool:
-    """Fill values from an array that the checkpoint may lack. Return whether it has the array."""
+    """Fill values from this array of the checkpoint. Return False, and fill nothing, if the checkpoint lacks it."""
     if name in checkpoint.arrays:
         _fill(values, checkpoint, name, start, layout)
     return name in checkpoint.arrays

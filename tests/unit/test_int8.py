@@ -99,7 +99,7 @@ def test_no_wait_can_be_left_out(number, monkeypatch):
 
 
 def through_wire(block):
-    """What arrives of a block, and the error left."""
+    """Return the values that arrive of a block, and the errors that stay."""
     wire, arrived = Int8Wire(len(block), 1000), np.empty(len(block), np.float32)
     wire.unpack(wire.packed(block, 0, len(block)), arrived, 0, len(block))
     return arrived, wire.errors

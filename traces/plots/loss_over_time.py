@@ -10,7 +10,7 @@ from traces.units import count_text, seconds_text
 from traces.verdict.time_to_loss import Curve, Reached, headline, reach, soonest
 
 PANEL_INCHES = 4.3
-LETTERS_PER_INCH = 14.5  # of the legend, whose labels may be long; a handle takes five letters
+LETTERS_PER_INCH = 14.5  # of the legend; the coloured line before each label is as wide as five letters
 LINE_SHARE = 0.075  # of a panel's height, for a line of text below the curves
 WIDE = 10  # the axis of seconds is logarithmic if the slowest run takes more than this many times as long
 
