@@ -1,22 +1,11 @@
 """A rank's two flat buffers, parameters and gradients, in its own memory or in memory that its node's ranks share."""
 
-import mmap
-
 import numpy as np
 
-from dist.node_memory import NodeMemory, check_room
+from dist.node_memory import NodeMemory, check_room, host_zeros
 from dist.sparse_gradient import SparseGradient, ids_and_values
 from dist.waiting import barrier
 from dist.world import World, world_of
-
-
-def host_zeros(length: int) -> np.ndarray:
-    """Return (length,) float32 zeros in host memory, on pages of their own: a GPU's driver pins whole pages, and each
-    only once."""
-    page = mmap.PAGESIZE // 4  # elements
-    memory = np.zeros((-(-length // page) + 1) * page, np.float32)
-    start = -memory.ctypes.data % mmap.PAGESIZE // 4
-    return memory[start : start + length]
 
 
 class OwnBuffers:

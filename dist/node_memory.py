@@ -1,5 +1,6 @@
 """Memory that the ranks of a node share, and counters that announce what has been written there."""
 
+import mmap
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,6 +10,15 @@ from dist.progress_engine import ProgressEngine
 from dist.shared_memory import free_bytes, lack_of_room
 from dist.waiting import Condition
 from dist.world import World, end_with_one_line
+
+
+def host_zeros(length: int, dtype=np.float32) -> np.ndarray:
+    """Return (length,) zeros in host memory, on pages of their own: a GPU's driver pins whole pages, each only once."""
+    itemsize = np.dtype(dtype).itemsize
+    page = mmap.PAGESIZE // itemsize  # elements
+    memory = np.zeros((-(-length // page) + 1) * page, dtype)
+    start = -memory.ctypes.data % mmap.PAGESIZE // itemsize
+    return memory[start : start + length]
 
 
 class NodeMemory:
@@ -24,6 +34,8 @@ class NodeMemory:
 
     def share(self, count: int, dtype=np.float32) -> list[np.ndarray]:
         """Return the zeroed arrays of all local ranks; this rank's has `count` elements. Collective."""
+        if self._local_comm.size == 1:  # private memory may have huge pages, which shared memory rarely gets
+            return [host_zeros(count, dtype)]
         itemsize = np.dtype(dtype).itemsize
         window = MPI.Win.Allocate_shared(count * itemsize, itemsize, comm=self._local_comm)
         window.Lock_all()
@@ -126,7 +138,7 @@ def check_room(world: World, own_bytes: int, what: str, other: str = "") -> None
     check the allocation succeeds, and the first access to a missing page kills the rank silently.
     """
     job = world.job
-    needed = job.local_comm.allreduce(own_bytes)
+    needed = job.local_comm.allreduce(own_bytes if world.local_size > 1 else 0)
     free = free_bytes()
     problem = None
     if job.local_rank == 0 and free is not None and free < needed:

@@ -82,8 +82,8 @@ class StagedGpuBackend(CpuBackend):
             self.model = model_arrays(self.buffers, layout, zeros)
         self.rounded = rounded_parameters(self.model.parameters, kernels.device, adamw)
         self._optimizers = []
-        # A strategy with other weights may change parameters after AdamW has rounded them.
-        new_adamw = gpu_adamw(kernels, layout, adamw, self.rounded if self.kind.traits.same_weights else None)
+        # A strategy with local steps changes parameters after AdamW has rounded them.
+        new_adamw = gpu_adamw(kernels, layout, adamw, None if self.kind.traits.takes_local_steps else self.rounded)
         self.new_optimizer = lambda start, stop: self._remember(StagedAdamW(new_adamw, self.staging, start, stop))
 
     def _remember(self, optimizer):

@@ -192,7 +192,7 @@ class Checkpointing:
                     raise NotFiniteError(step, found)
         elif step in self.steps:
             # Evaluated parameters may replace the others, of which the thread then needs a copy.
-            self.begin(step, goes_on=not self.strategy.traits.same_weights)
+            self.begin(step, goes_on=self.strategy.traits.takes_local_steps)
             if model is not None:
                 with model.evaluated():
                     written_model, problem = self._write_model(self._part_folder(step), model)

@@ -143,7 +143,7 @@ class HostBridge(Bridge):
             self._forget_uploads()
 
     def _forget_uploads(self) -> None:
-        if not self.traits.same_weights:
+        if self.traits.takes_local_steps:
             wait(self.last_upload)
             self.there.clear()
             self.before_update = self.staging.computed()

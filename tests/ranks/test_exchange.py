@@ -1,5 +1,6 @@
 """Our own exchanges, their wires, what moves them on, the memory a node shares, and the links they cross."""
 
+import mmap
 from contextlib import nullcontext
 from itertools import product
 from types import SimpleNamespace
@@ -156,6 +157,17 @@ def test_too_little_shared_memory_ends_the_job(comm, monkeypatch, capsys):
             NodeBuffers(world, 1000).close()
         printed = capsys.readouterr().err
         assert ("/dev/shm has 0.0 MB free, expected 0.0 MB for the buffers" in printed) == (is_short and comm.rank == 0)
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_alone_on_its_node_needs_no_shared_memory(comm, monkeypatch):
+    """Its buffers are private and zeroed, each on pages of its own, even if /dev/shm is full."""
+    monkeypatch.setattr(shared_memory.os, "statvfs", lambda folder: SimpleNamespace(f_bavail=0, f_frsize=40))
+    buffers = NodeBuffers(world_of(comm, comm.Split(comm.rank, comm.rank)), 1000)
+    for array in (buffers.parameters, buffers.gradients):
+        assert array.ctypes.data % mmap.PAGESIZE == 0
+        assert array.tolist() == [0.0] * 1000
+    buffers.close()
 
 
 @pytest.mark.ranks(3)
