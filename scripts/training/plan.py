@@ -86,6 +86,8 @@ class Plan:
         """Return the facts about this run for config.json, besides its settings."""
         facts = {"threads_per_rank": self.threads, "links": self.links, "resumed_step": self.resumed_step}
         facts["same_weights"] = self.same_weights
+        has_local_steps = find(self.settings.strategy).traits.takes_local_steps
+        facts["exchange_period"] = self.settings.local_steps if has_local_steps else 1
         return facts | self.backend | self.embedding.config_facts()
 
 

@@ -1,5 +1,7 @@
 """Seconds by step, rank and phase, waits, medians and the verdict, against hand-computed runs."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,25 @@ def test_summary_adds_up_to_the_step(tmp_path):
         {"forward": 18, "reduce": 22, "update": 10 / 3, "bcast": 20, "waiting": 50 / 3, "other": 4}
     )
     assert sum(cut.values()) == pytest.approx(figures["step_ms"])
+
+
+def test_means_if_only_some_steps_exchange(tmp_path):
+    """A period of 4 steps: three of 10 ms, one of 50 ms. 600 tokens a step, and 60,000 tokens/s are 60% of the peak."""
+    steps = [1000, 1000, 10, 10, 10, 50, 10, 10, 10, 50]
+    log = [
+        {"step": number, "step_s": ms / 1e3, "tokens_per_s": 6e5 / ms, "mfu": 6 / ms}
+        for number, ms in enumerate(steps, start=1)
+    ]
+    path = write_run(tmp_path, [one_rank(*steps)], [0], log=log)
+    assert summary(read_run(path))["step_ms"] == pytest.approx(10)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"exchange_period": 4}))
+    figures = summary(read_run(path))
+    assert figures["step_ms"] == pytest.approx(20)
+    assert figures["phases_ms"] == pytest.approx({"forward": 20})
+    assert figures["tokens_per_s"] == pytest.approx(30_000)
+    assert figures["mfu"] == pytest.approx(0.3)
+    assert figures["exchange_period"] == 4
 
 
 def test_mfu_is_the_median_of_the_steps_that_are_measured(tmp_path):

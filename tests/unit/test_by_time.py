@@ -169,7 +169,9 @@ def test_runs_of_other_arithmetic_are_not_accused(tmp_path):
     )
     found = compared(exact, other)
     assert (found.kind, found.subtitle) == (
-        "other", "last validation loss: reduce-bcast (exact) 5.000, reduce-bcast (other) 5.400"
+        "other",
+        "last validation loss (mean distance of the training losses from reduce-bcast (exact)'s): "
+        "reduce-bcast (exact) 5.000, reduce-bcast (other) 5.400 (2.0e-01)",
     )  # fmt: skip
     assert found.title == "Different arithmetic: the losses are compared, not expected to agree"
     assert compared(exact, other, faulty).kind == "differ", "the other two must agree"

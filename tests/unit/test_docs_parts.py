@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts.compare import hosts_folder, seed_folder
+from scripts.compare import file_name, hosts_folder, seed_folder
 from scripts.makers import make_docs
 from scripts.makers.pages import less_traffic, outputs, page
 from tests.suites import fault_suite
+from tests.support.make_run import write_run
+from traces.record.phases import STEP
 
 pytestmark = pytest.mark.any_mpi
 
@@ -64,7 +66,17 @@ class Programs:
         return ["host", "", "the table"]
 
     def compare(self, words, value):
-        """Two validations, after steps 10 and 20; each seed's loss is lower. A step takes longer at a lower rate."""
+        """Two validations, after steps 10 and 20; each seed's loss is lower. A step takes longer at a lower rate.
+        Without --by-time: steps of as many milliseconds as the name has letters.
+        """
+        if "--by-time" not in words:
+            for name in value("--strategies").split(","):
+                spans = [(step, STEP, -1, step * 100, step * 100 + len(name)) for step in range(1, 7)]
+                folder = write_run(Path(value("--out")) / file_name(name), [spans], [0])
+                (folder / "config.json").write_text(
+                    json.dumps(json.loads((folder / "config.json").read_text()) | ORIGIN)
+                )
+            return []
         rate = int(value("--rate").removesuffix("mbit").replace("gbit", "000"))
         out = hosts_folder(Path(value("--out")), 4, value("--rate"))
         for name in value("--strategies").split(","):
@@ -138,6 +150,17 @@ def test_losses_at_full_speed_are_combined_with_steps_on_slow_hosts(make, monkey
     assert "| `hierarchical/int8` | - | 2.500 (2.500 to 2.500) | 950 ms, not reached |" in text
     assert text.startswith("![First to loss 2: hierarchical-sharded and powersgd/low-rank=4 at 20 Mbit/s; ")
     assert (tmp_path / "less-traffic.png").exists()
+
+
+def test_the_original_case_is_a_table_from_slow_to_fast(make):
+    text, (command,) = make("original_case")
+    assert "--nodes 5 --ranks 9 --rate 620mbit" in command
+    assert "--strategies reduce-bcast/dedicated,reduce-bcast," in command
+    rows = text.splitlines()
+    assert rows[6] == "| `diloco/local-steps=20/fragments=4/bfloat16/steps=42` | 51.0 ms | 0.4 |"
+    assert "| `reduce-bcast/dedicated` | 22.0 ms | 1.0 |" in rows
+    assert rows[-3] == "| `none` | 4.00 ms | 5.5 |", rows
+    assert text.endswith("with MPICH 5, numpy 2.")
 
 
 def test_a_runs_blas_is_named():

@@ -149,9 +149,12 @@ def draw_colours(axes, image, unit: str) -> None:
 
 
 def median_note(measured: list[TimedRun]) -> str:
-    """Return a note for the footnote: over how many rounds and steps medians were taken."""
-    steps = [(one.figures["steps"], one.figures["warm_up_dropped"]) for one in measured]
-    texts = [f"median of {count_text(kept, 'step')} after {dropped} of warm-up" for kept, dropped in steps]
+    """Return a note for the footnote: over how many rounds and steps medians or means were taken."""
+    texts = []
+    for figures in (one.figures for one in measured):
+        average = "median" if figures["exchange_period"] == 1 else "mean"
+        steps = count_text(figures["steps"], "step")
+        texts.append(f"{average} of {steps} after {figures['warm_up_dropped']} of warm-up")
     rounds = max(len(one.figures.get("rounds", [])) for one in measured)
     of_rounds = f"median of {count_text(rounds, 'round')} in turns (circles), each of them the " if rounds else ""
     return of_rounds + " or ".join(dict.fromkeys(texts))

@@ -31,6 +31,7 @@ class StepTimes:
     waits: per rank an int64 array as long as its records, nanoseconds waited
     cells: per rank an int64 array as long as its records, each record's index in a flat (S, P) table; S * P outside the
         steps' envelopes
+    exchange_period: the run's nodes exchange once in so many steps
     """
 
     steps: np.ndarray
@@ -41,6 +42,11 @@ class StepTimes:
     waiting: np.ndarray
     waits: list[np.ndarray]
     cells: list[np.ndarray]
+    exchange_period: int = 1
+
+    def average(self, values: np.ndarray) -> np.ndarray:
+        """Return the median over the steps, axis 0; the mean if the median step exchanges nothing (exchange_period)."""
+        return np.median(values, axis=0) if self.exchange_period == 1 else np.mean(values, axis=0)
 
     @property
     def step_seconds(self) -> np.ndarray:
@@ -72,7 +78,8 @@ def measure(run: Run, warm_up: int = WARM_UP_STEPS) -> StepTimes:
     lengths = [trace.records["end"] - trace.records["start"] for trace in run.ranks]
     seconds = sum_by_cell(cells, lengths, len(steps)) * 1e-9
     waiting = sum_by_cell(cells, waits, len(steps)) * 1e-9
-    return StepTimes(steps, dropped, start, end, seconds, waiting, waits, cells)
+    period = run.config.get("exchange_period", 1)
+    return StepTimes(steps, dropped, start, end, seconds, waiting, waits, cells, period)
 
 
 def _complete_steps(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -103,23 +110,23 @@ def sum_by_cell(cells: list[np.ndarray], amounts: list[np.ndarray], steps: int) 
 
 
 def rates(run: Run, times: StepTimes) -> dict[str, float | bool | None]:
-    """Return tokens per second and per step, and MFU as a fraction: medians of the log over the measured steps.
+    """Return tokens per second and per step, and MFU as a fraction: averages of the log over the measured steps.
 
     None: the log lacks the number (only MFU, if no peak was known). "peak_underestimated": a step exceeded the peak, so
     the rate of the fastest step counts as 100% MFU.
     """
     kept = set(times.steps.tolist())
     rows = [row for row in run.log if row["step"] in kept and "tokens_per_s" in row and "step_s" in row]
-    numbers = {
-        "tokens_per_s": [row["tokens_per_s"] for row in rows],
-        "tokens_per_step": [row["tokens_per_s"] * row["step_s"] for row in rows],
-    }
-    medians = {name: float(np.median(values)) if values else None for name, values in numbers.items()}
-    return medians | _utilization(run, [row for row in rows if row.get("mfu")])
+    numbers = {"tokens_per_s": None, "tokens_per_step": None}
+    if rows:
+        seconds = np.array([row["step_s"] for row in rows])
+        tokens = float(np.median([row["tokens_per_s"] * row["step_s"] for row in rows]))
+        numbers = {"tokens_per_s": tokens / float(times.average(seconds)), "tokens_per_step": tokens}
+    return numbers | _utilization(run, times, [row for row in rows if row.get("mfu")])
 
 
-def _utilization(run: Run, rows: list[dict]) -> dict[str, float | bool | None]:
-    """Return the median MFU of the rows that have one, and whether its peak was underestimated.
+def _utilization(run: Run, times: StepTimes, rows: list[dict]) -> dict[str, float | bool | None]:
+    """Return the MFU of the average of the rows that have one, and whether its peak was underestimated.
 
     Training raises the peak to the rate of each faster step, so that the log's last row has the largest peak.
     """
@@ -132,7 +139,7 @@ def _utilization(run: Run, rows: list[dict]) -> dict[str, float | bool | None]:
         last = next(row for row in reversed(run.log) if row.get("mfu") and "tokens_per_s" in row)
         tokens_per_s_at_peak = max(last["tokens_per_s"] / last["mfu"], rates.max())
         mfus = rates / tokens_per_s_at_peak
-    return {"mfu": float(np.median(mfus)), "peak_underestimated": is_underestimated}
+    return {"mfu": 1 / float(times.average(1 / mfus)), "peak_underestimated": is_underestimated}
 
 
 def check_sums(run: Run, times: StepTimes, tolerance: float = TOLERANCE) -> list[str]:

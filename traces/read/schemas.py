@@ -131,6 +131,7 @@ CONFIG = {
     "started": MOMENT,
     "resumed_step": STEP_NUMBER.or_none(),
     "same_weights": one_of(False, True),
+    "exchange_period": SIZE,
 }
 EARLIER = {"started": MOMENT, "resumed_step": STEP_NUMBER.or_none(), "ranks": RANKS}
 # These are null when a run has diverged, because JSON has no nan.

@@ -119,11 +119,20 @@ def compare_curves(measured: list[TimedRun]) -> Comparison | None:
 
 
 def _other_arithmetic(measured: list[TimedRun]) -> Comparison:
-    """State the last losses of runs of which some do not give the same weights by design."""
+    """State the last losses of runs of which some do not give the same weights by design, and how far the training
+    losses are from the first run's on average."""
     name = "val_loss" if all("val_loss" in one.run.log[-1] for one in measured) else "loss"
-    losses = ", ".join(f"{one.label} {one.run.log[-1].get(name, math.nan):.3f}" for one in measured)
+    first = {row["step"]: row["loss"] for row in measured[0].run.log if row.get("loss") is not None}
+    found = []
+    for one in measured:
+        last = f"{one.label} {one.run.log[-1].get(name, math.nan):.3f}"
+        rows = [row for row in one.run.log if row.get("loss") is not None and row["step"] in first]
+        apart = [abs(row["loss"] - first[row["step"]]) for row in rows]
+        found.append(f"{last} ({np.mean(apart):.1e})" if apart and one is not measured[0] else last)
     title = "Different arithmetic: the losses are compared, not expected to agree"
-    return Comparison("other", title, f"last {'validation' if name == 'val_loss' else 'training'} loss: {losses}")
+    kind = "validation" if name == "val_loss" else "training"
+    distance = f"mean distance of the training losses from {measured[0].label}'s"
+    return Comparison("other", title, f"last {kind} loss ({distance}): {', '.join(found)}")
 
 
 def other_experiment(one: TimedRun, other: TimedRun) -> str:

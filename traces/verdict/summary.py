@@ -54,17 +54,18 @@ def measure_runs(runs: list[Run], predict: Callable[[Run], PredictedExchange | N
 def summary(run: Run, times: StepTimes | None = None) -> dict:
     """Return the numbers of a run for JSON; times in milliseconds.
 
-    Each is the median over steps of the mean over ranks. So the phases and `other_ms` add up to `step_ms` if steps are
-    alike; if not, phases that are long in different steps may add up to more. `phases_ms`: the phases that occur;
-    exchanges and messages include waiting. `waiting_ms`: that waiting. Shares are of `step_ms`, at most 1.
+    Each is the median over steps of the mean over ranks, or a mean of means (StepTimes.average). So the phases and
+    `other_ms` add up to `step_ms` if steps are alike; if not, phases that are long in different steps may add up to
+    more. `phases_ms`: the phases that occur; exchanges and messages include waiting. `waiting_ms`: that waiting. Shares
+    are of `step_ms`, at most 1.
     `exchanges`: False for several ranks that never exchanged anything. Each of them trained a model of its own, as a
     yardstick for other runs.
     """
     times = times or measure(run)
     is_alone = run.ranks[0].identity["ranks"] == 1
-    step_ms = float(np.median(times.step_seconds)) * 1e3
-    phases = _medians_ms(times.seconds, PHASES)
-    waiting = _medians_ms(times.waiting, (*EXCHANGE, *PIPELINE))
+    step_ms = float(times.average(times.step_seconds)) * 1e3
+    phases = _averages_ms(times, times.seconds, PHASES)
+    waiting = _averages_ms(times, times.waiting, (*EXCHANGE, *PIPELINE))
     return {
         "label": run.label,
         "strategy": run.strategy,
@@ -73,21 +74,22 @@ def summary(run: Run, times: StepTimes | None = None) -> dict:
         "nodes": len(run.nodes),
         "steps": len(times.steps),
         "warm_up_dropped": times.dropped,
+        "exchange_period": times.exchange_period,
         "step_ms": step_ms,
         "phases_ms": phases,
         "waiting_ms": waiting,
         "other_ms": max(0.0, step_ms - sum(phases.values())),
         "exchanges": is_alone or bool(times.phase(*EXCHANGE).any()),
-        "exchange_share": float(np.median(times.phase(*EXCHANGE).mean(axis=1))) * 1e3 / step_ms,
-        "waiting_share": float(np.median(times.waiting_in(*EXCHANGE).mean(axis=1))) * 1e3 / step_ms,
+        "exchange_share": float(times.average(times.phase(*EXCHANGE).mean(axis=1))) * 1e3 / step_ms,
+        "waiting_share": float(times.average(times.waiting_in(*EXCHANGE).mean(axis=1))) * 1e3 / step_ms,
         **rates(run, times),
     }
 
 
-def _medians_ms(seconds: np.ndarray, names: tuple[str, ...]) -> dict[str, float]:
-    """Return ms of each phase that occurs, from (S, R, P) seconds: mean over ranks, then median over steps."""
-    medians = np.median(seconds.mean(axis=1), axis=0) * 1e3
-    return {name: float(medians[INDEX[name]]) for name in names if medians[INDEX[name]] > 0}
+def _averages_ms(times: StepTimes, seconds: np.ndarray, names: tuple[str, ...]) -> dict[str, float]:
+    """Return ms of each phase that occurs, from (S, R, P) seconds: mean over ranks, then average over steps."""
+    averages = times.average(seconds.mean(axis=1)) * 1e3
+    return {name: float(averages[INDEX[name]]) for name in names if averages[INDEX[name]] > 0}
 
 
 def parts(figures: dict) -> dict[str, float]:
