@@ -23,9 +23,9 @@ from gpt2.files import new_folder, place_of_file, replacing_in
 from gpt2.formats import huggingface_export, llmc, weights
 from gpt2.formats.stored_numbers import WRITTEN
 from scripts.settings.command_line import Parser
+from scripts.settings.memory import check_parameters
 from scripts.settings.sequence_length import untrained_positions
 from scripts.settings.tokenizer import choose_tokenizer
-from scripts.settings.units import file_size
 from traces import RunError, read_run
 from traces.export import chrome, paraver
 from traces.read.runs import Run
@@ -35,7 +35,6 @@ FORMATS = ("llmc", "huggingface", *TRACES)
 # Flags that only some formats accept.
 FLAGS = {
     "dtype": ("llmc", "huggingface"),
-    "shard_size": ("huggingface",),
     "tokenizer": ("huggingface",),
     "start": TRACES,
 }
@@ -61,6 +60,7 @@ def export(settings: argparse.Namespace) -> list[Path]:
     """Write the requested format and return the paths. Raise RunError, UserError or OSError."""
     if settings.format in TRACES:
         return export_otf2(settings) if settings.format == "otf2" else export_trace(settings)
+    check_parameters(settings.run, weights.read_config(settings.run))
     parameters = weights.load(settings.run)
     stored = settings.dtype or WRITTEN[0]
     if line := untrained_positions(settings.run, parameters.layout.config.context):
@@ -68,11 +68,8 @@ def export(settings: argparse.Namespace) -> list[Path]:
     if settings.format == "llmc":
         llmc.write_parameters(settings.out, parameters, stored=stored)
         return [settings.out]
-    shard_bytes = settings.shard_size or huggingface_export.SHARD_BYTES
     tokenizer, why_none = exported_tokenizer(settings.tokenizer, settings.run, parameters.layout.config.vocab_size)
-    huggingface_export.write_parameters(
-        settings.out, parameters, stored=stored, shard_bytes=shard_bytes, tokenizer=tokenizer
-    )
+    huggingface_export.write_parameters(settings.out, parameters, stored=stored, tokenizer=tokenizer)
     if why_none:
         print(f"export.py: without the tokenizer's files (such as tokenizer.json): {why_none}", file=sys.stderr)
     return sorted(settings.out.iterdir())
@@ -132,7 +129,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--format", choices=FORMATS, required=True, help="format to write")
     add("--out", metavar="PATH", type=Path, required=True, help="file or folder to write")
     add("--dtype", choices=WRITTEN, help=f"number format of the weights ({WRITTEN[0]}); rounded to nearest even")
-    add("--shard-size", metavar="SIZE", type=file_size, help="huggingface: largest file, such as 500MB (5GB)")
     add("--tokenizer", choices=TOKENIZERS, help="huggingface: add the files of this tokenizer (the model's tokenizer)")
     add("--start", type=int, metavar="K", help="traces: which start of a resumed run (the last)")
     settings = parser.parse_args(arguments)

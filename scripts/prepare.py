@@ -2,7 +2,7 @@
 
     python scripts/prepare.py my.txt --tokenizer gpt2 --out data/my
     python scripts/prepare.py corpus/ more.jsonl.zst --tokenizer gpt2 --out data/corpus --val-percent 0.5
-    python scripts/prepare.py fineweb/*.parquet --out data/fineweb --processes 64
+    python scripts/prepare.py fineweb/*.parquet --out data/fineweb --threads 64
 
 Reads .txt and .jsonl (one document per line, in --field), both also as .gz or .zst (needs the package zstandard), and
 .parquet (needs pyarrow). In a folder it reads every such file at any depth, sorted by path; it follows links, skips
@@ -11,10 +11,11 @@ file, line or row is a document. The end-of-text token goes between documents (a
 documents are left out and counted.
 
 The last --val-percent of the characters become the validation split. The tokens are the same as with `train.py --text`.
-The files DIR/NAME_train_000000.bin ... and DIR/NAME_val_000000.bin ... do not depend on the number of processes.
-manifest.json beside them lists input, options and output, with checksums. If interrupted, run the same command again:
-it continues after the last complete shard. The input is read twice, as a stream, so it may be larger than memory. Do
-not write to it meanwhile: a file that changes is refused, and the shards made from it are removed."""
+The files DIR/NAME_train_000000.bin ... and DIR/NAME_val_000000.bin ... do not depend on the number of threads.
+manifest.json beside them lists input, options and output, with checksums. DIR is a new folder, which appears when it is
+complete: after an interruption, start again. (A killed prepare.py leaves a hidden folder .*.tmp beside DIR.) The input
+is read twice, as a stream, so it may be larger than memory. Do not write to it meanwhile: a file that changes is
+refused."""
 
 import argparse
 import glob
@@ -23,40 +24,34 @@ import re
 import shlex
 import signal
 import sys
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
+import numpy as np
+from tiktoken import Encoding
+
 from dist.console import open_console, say
 from gpt2.data.documents import OF_THE_FILES, READ_AS_TEXT, SPLIT_HELP
-from gpt2.data.inputs import EMPTY, Input, InputChanged, bare_name, find_inputs
+from gpt2.data.inputs import EMPTY, Input, Remarks, bare_name, find_inputs
 from gpt2.data.shards import MAX_COUNT
 from gpt2.data.texts import document_start
-from gpt2.data.tokenizers import TOKENIZERS
-from gpt2.errors import UserError
-from scripts.preparation.batches import BATCH_CHARACTERS, batches, encoding_of, read_pieces, tokenize
+from gpt2.data.tokenizers import TOKENIZERS, load_tokenizer
+from gpt2.errors import UserError, file_errors
+from gpt2.files import as_json, new_file, new_folder
+from scripts.preparation.batches import Batch, batches, read_pieces, tokenize
 from scripts.preparation.countdown import Countdown
-from scripts.preparation.manifest import (
-    FORMAT,
-    READING,
-    check_made_alike,
-    check_read_alike,
-    check_same_inputs,
-    owned_folder,
-    read_manifest,
-    survey,
-    take_back,
-    total,
-    whole_shards,
-    write_manifest,
-)
-from scripts.preparation.processes import ordered_map
-from scripts.preparation.shards import ShardWriter
+from scripts.preparation.manifest import FILE, FORMAT, survey, total
+from scripts.preparation.shards import write_shards
 from scripts.settings.command_line import Parser
 from scripts.settings.units import integer, percent
 from scripts.training.signals import INTERRUPTED
 
+AHEAD = 2  # batches that a thread has at once: one being tokenized, one waiting
 NAME = re.compile(r"[\w.-]+")
 NAME_BREAKS = re.compile(r"[^\w.-]+")
 
@@ -71,106 +66,95 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"prepare.py: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("prepare.py: interrupted: the same command goes on from the last complete shard", file=sys.stderr)
+        print("prepare.py: interrupted: nothing is written, start again", file=sys.stderr)
         return INTERRUPTED
     return 0
 
 
 def prepare(settings: argparse.Namespace) -> None:
-    """Write the missing shards of the folder. Raise UserError as the modules in scripts/preparation do."""
+    """Write a new folder of shards and their manifest. Raise UserError as the modules in scripts/preparation do."""
     inputs, remarks = find_inputs(settings.inputs)
-    making = how_to_make(settings)
-    with owned_folder(settings.out), ordered_map(settings.processes) as mapped:
-        found = read_manifest(settings.out)
-        if found:
-            check_made_alike(settings.out, found, making)
-        surveyed = survey_all(inputs, settings.field, settings.split_documents, mapped)
-        for source, facts in zip(inputs, surveyed, strict=True):
-            if not facts["characters"]:
-                remarks.add(EMPTY, source.path)
-            if facts["end_of_text"]:
-                remarks.add(OF_THE_FILES, source.path, READ_AS_TEXT)
-        if str(remarks):
-            say(remarks, on_stderr=True)
-        shards = []
-        if found:
-            check_same_inputs(settings.out, found, surveyed)
-            shards = whole_shards(settings.out, found["shards"])
-        manifest = {"format": FORMAT, "reading": READING, **making}
-        manifest |= {"inputs": surveyed, "shards": shards, "complete": False}
-        if found and found["complete"] and len(shards) == len(found["shards"]):
-            print(f"{settings.out}: complete already, its checksums are right")
-        else:
-            if found:
-                check_read_alike(settings.out, found)
-            kept = len(shards)
-            try:
-                write_shards(settings, inputs, manifest, mapped)
-            except InputChanged:  # the new shards may hold parts of the new text
-                take_back(settings.out, manifest, kept)
-                raise
+    encoding = load_tokenizer(settings.tokenizer)
+    manifest = how_to_make(settings, encoding)
+    with file_errors(settings.out, "cannot write there: give --out a folder that is writable and has room"):
+        settings.out.parent.mkdir(parents=True, exist_ok=True)
+    with new_folder(settings.out) as folder:
+        manifest["inputs"] = survey_all(inputs, settings.field, settings.split_documents, remarks)
+        characters = total(manifest["inputs"], "characters")
+        border = int(characters * (100 - settings.val_percent) // 100)
+        pieces = chain.from_iterable(read_pieces(source, settings.field, settings.split_documents) for source in inputs)
+        with Countdown("tokenizing", "characters", characters) as progress:
+            parts = tokenize_all(batches(pieces, border), encoding, settings.threads, progress)
+            manifest["shards"] = write_shards(folder, manifest["options"]["name"], settings.shard_tokens, parts)
+        check_enough(manifest["shards"], settings.out, settings.val_percent > 0)
+        with new_file(folder / FILE) as file:
+            file.write(f"{as_json(manifest, indent=1)}\n".encode())
     report(settings.out, manifest)
 
 
-def how_to_make(settings: argparse.Namespace) -> dict:
-    """Return the manifest's tokenizer and options. Raise UserError if the tokenizer is not available."""
+def how_to_make(settings: argparse.Namespace, encoding: Encoding) -> dict:
+    """Return the first entries of the manifest."""
     options = {
         "field": settings.field,
         "split_documents": settings.split_documents,
         "shard_tokens": settings.shard_tokens,
         "val_percent": float(settings.val_percent),
         "name": settings.name or NAME_BREAKS.sub("-", bare_name(settings.inputs[0])),
-        "batch_characters": BATCH_CHARACTERS,
     }
-    encoding = encoding_of(settings.tokenizer)
-    separator = document_start(encoding).tolist()
-    return dict(tokenizer=settings.tokenizer, vocabulary=encoding.n_vocab, separator=separator, options=options)
+    return {
+        "format": FORMAT,
+        "tokenizer": settings.tokenizer,
+        "vocabulary": encoding.n_vocab,
+        "separator": document_start(encoding).tolist(),
+        "options": options,
+    }
 
 
-def survey_all(inputs: list[Input], field: str, splits: bool, mapped) -> list[dict]:
-    """Return the manifest's entry of each input. Raise UserError if one cannot be used, or if there is no text."""
+def survey_all(inputs: list[Input], field: str, splits: bool, remarks: Remarks) -> list[dict]:
+    """Return the manifest's entry of each input, and print remarks. UserError: one cannot be used, or no text."""
     surveyed = []
-    with Countdown("reading", "bytes", sum(os.path.getsize(source.path) for source in inputs)) as progress:
-        for facts in mapped(partial(survey, field, splits), inputs):
+    with Countdown("reading", "bytes", sum(source.bytes for source in inputs)) as progress:
+        for source in inputs:
+            facts = survey(source, field, splits)
             surveyed.append(facts)
-            progress.advance(facts["bytes"])
+            progress.advance(source.bytes)
+            if not facts["characters"]:
+                remarks.add(EMPTY, source.path)
+            if facts["end_of_text"]:
+                remarks.add(OF_THE_FILES, source.path, READ_AS_TEXT)
     if not total(surveyed, "characters"):
         others = f" and {len(surveyed) - 1} more" if len(surveyed) > 1 else ""
         raise UserError(f"{surveyed[0]['path']}{others}: no text in it, expected one document or more: give others")
+    if str(remarks):
+        say(remarks, on_stderr=True)
     return surveyed
 
 
-def write_shards(settings: argparse.Namespace, inputs: list[Input], manifest: dict, mapped) -> None:
-    """Write the shards that the manifest lacks, and the manifest after each shard."""
+def tokenize_all(
+    work: Iterator[Batch], encoding: Encoding, threads: int, progress: Countdown
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (split, tokens) of all batches in order, while threads tokenize the next ones.
 
-    def completed(shard: dict) -> None:
-        manifest["shards"].append(shard)
-        write_manifest(settings.out, manifest)
+    Threads share the work like processes would, because tiktoken releases Python's lock.
+    """
+    with ThreadPoolExecutor(threads) as executor:
+        started = ((batch.split, batch.characters, executor.submit(tokenize, batch, encoding)) for batch in work)
+        waiting = deque(islice(started, AHEAD * threads))
+        while waiting:
+            split, characters, tokens = waiting.popleft()
+            waiting.extend(islice(started, 1))
+            yield split, tokens.result()
+            progress.advance(characters)
 
-    write_manifest(settings.out, manifest)
-    characters = total(manifest["inputs"], "characters")
-    pieces = chain.from_iterable(read_pieces(source, settings.field, settings.split_documents) for source in inputs)
-    work = batches(pieces, int(characters * (100 - settings.val_percent) // 100))
-    number, first = manifest["shards"][-1]["end"] if manifest["shards"] else (0, 0)
-    options = manifest["options"]
-    writer = ShardWriter(settings.out, options["name"], options["shard_tokens"], manifest["shards"], completed)
-    skipped = sum(batch.characters for batch in islice(work, number))
-    with writer, Countdown("tokenizing", "characters", characters, skipped) as progress:
-        for split, size, tokens in mapped(partial(tokenize, settings.tokenizer), work):
-            writer.add(split, tokens, number, first)
-            number = number + 1
-            first = 0
-            progress.advance(size)
-        writer.finish(number)
+
+def check_enough(shards: list[dict], out: Path, has_validation: bool) -> None:
+    """Raise UserError if a split is too small to train on or to validate with."""
     for split, purpose in (("train", "training"), ("val", "validation")):
-        tokens = total((shard for shard in manifest["shards"] if shard["split"] == split), "tokens")
-        if tokens < 2 and (split == "train" or settings.val_percent):
+        tokens = total((shard for shard in shards if shard["split"] == split), "tokens")
+        if tokens < 2 and (split == "train" or has_validation):
             raise UserError(
-                f"{settings.out}: {tokens} tokens for {purpose}, expected at least 2: remove the folder and give more "
-                "text, or another --val-percent"
+                f"{out}: {tokens} tokens for {purpose}, expected at least 2: give more text, or another --val-percent"
             )
-    manifest["complete"] = True
-    write_manifest(settings.out, manifest)
 
 
 def report(folder: Path, manifest: dict) -> None:
@@ -191,10 +175,10 @@ def report(folder: Path, manifest: dict) -> None:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__)
     token_count = partial(integer, low=2, high=MAX_COUNT)
-    process_count = partial(integer, low=1, high=4096)
+    thread_count = partial(integer, low=1, high=4096)
     add = parser.add_argument
     add("inputs", metavar="INPUT", nargs="+", type=Path, help="a file or folder of text")
-    add("--out", metavar="DIR", required=True, type=Path, help="folder for the shards")
+    add("--out", metavar="DIR", required=True, type=Path, help="new folder for the shards")
     add("--tokenizer", choices=TOKENIZERS, default="gpt2", help="tokenizer (%(default)s)")
     add("--field", default="text", metavar="NAME", help="field of .jsonl and column of .parquet to read (%(default)s)")
     add("--split-documents", action="store_true", help=SPLIT_HELP)
@@ -203,7 +187,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     validation = "percentage of the text for validation (%(default)s)"
     add("--val-percent", type=percent, default=Fraction(10), metavar="PERCENT", help=validation)
     cores = len(os.sched_getaffinity(0))
-    add("--processes", type=process_count, default=cores, metavar="N", help="processes (all cores: %(default)s)")
+    tokenizing = "threads that tokenize (all cores: %(default)s)"
+    add("--threads", "--processes", type=thread_count, default=cores, metavar="N", help=tokenizing)
     return parser.parse_args(arguments)
 
 

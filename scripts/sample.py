@@ -28,6 +28,7 @@ from gpt2.inference.generated_text import Sampling, printable, sample_text
 from gpt2.kernels import load_kernels
 from scripts.backends.gpus import gpu_kernels, on_own_gpu
 from scripts.settings.command_line import Parser
+from scripts.settings.memory import check_parameters
 from scripts.settings.sequence_length import choose_sequence_length
 from scripts.settings.tokenizer import choose_tokenizer
 from scripts.settings.training import AUTO, DTYPES
@@ -81,6 +82,7 @@ def begin(settings) -> tuple:
             raise UserError(f"--{name.replace('_', '-')} is {value}, expected at least {least}")
     sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
     config = weights.read_config(settings.model)
+    check_parameters(settings.model, config)
     length, about_length = choose_sequence_length(settings.seq_len, settings.model, config)
     encoding = choose_tokenizer(settings.tokenizer, settings.model, config.vocab_size)
     model, place = load_model(settings, length)

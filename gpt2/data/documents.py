@@ -171,11 +171,6 @@ def text_of_line(line: bytes, field: str) -> str:
         raise UserError(f"is not JSON ({error}), expected one object on each line: correct the line") from error
     if not isinstance(found, dict):
         raise UserError(f"holds {kind_of(found)}, expected an object with the field {field!r}")
-    if line.count(f'"{field}"'.encode()) > 1:
-        objects = []
-        json.loads(line, object_pairs_hook=objects.append)  # the last one is the outermost
-        if [name for name, _ in objects[-1]].count(field) > 1:
-            raise UserError(f"holds the field {field!r} more than once, expected it once: correct the line")
     if field not in found:
         names = shortened(", ".join(map(repr, found)) or "no field")
         raise UserError(f"holds {names}, expected the field {field!r}: name the text's with prepare.py --field")

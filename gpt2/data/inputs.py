@@ -6,7 +6,6 @@ prepare.py, train.py --text and evaluate.py --text use these functions, so they 
 import gzip
 import os
 import stat
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,26 +60,15 @@ def names_of(paths: list[Path]) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
-class InputChanged(UserError):
-    """A file has changed since it was found, so the text may be partly old and partly new."""
-
-
 def check_unchanged(source: Input) -> None:
-    """Raise InputChanged if the file's size or the time of its last change differs from when it was found."""
+    """Raise UserError if the file has changed since it was found: its text may be partly old and partly new."""
     with file_errors(source.path, "expected the file that was there at the start; put it back and start again"):
         status = os.stat(source.path)
     if (status.st_size, status.st_mtime_ns) != (source.bytes, source.changed_ns):
-        raise InputChanged(
-            f"{source.path}: {status.st_size} bytes, written to at {clock(status.st_mtime_ns)}, expected the "
-            f"{source.bytes} bytes of {clock(source.changed_ns)}, as at the start: wait until nobody writes to it, and "
-            "start again"
+        raise UserError(
+            f"{source.path}: {status.st_size} bytes, written to meanwhile, expected the {source.bytes} bytes that were "
+            "there at the start: wait until nobody writes to it, and start again"
         )
-
-
-def clock(changed_ns: int) -> str:
-    """Return a time since 1970 as local HH:MM:SS.mmm."""
-    seconds, rest = divmod(changed_ns, 10**9)
-    return f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{rest // 10**6:03}"
 
 
 def find_inputs(paths: list[Path]) -> tuple[list[Input], Remarks]:

@@ -68,22 +68,16 @@ def make_header(
 ) -> tuple[bytes, dict[str, int]]:
     """Return a file's first bytes for tensors of these shapes, and the offset of each tensor in the file."""
     header = {METADATA: metadata}
-    sizes = tensor_sizes(shapes, stored)
     stop = 0
     for name, shape in shapes.items():
         start = stop
-        stop += sizes[name]
+        stop += NUMPY_DTYPES[stored].itemsize * math.prod(shape)
         header[name] = {"dtype": CODES[stored], "shape": list(shape), "data_offsets": [start, stop]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     begin = 8 + len(text)
     offsets = {name: begin + header[name]["data_offsets"][0] for name in shapes}
     return len(text).to_bytes(8, "little") + text, offsets
-
-
-def tensor_sizes(shapes: dict[str, tuple[int, ...]], stored: str) -> dict[str, int]:
-    """Return the size of each tensor in bytes."""
-    return {name: NUMPY_DTYPES[stored].itemsize * math.prod(shape) for name, shape in shapes.items()}
 
 
 def _header_length(path: Path, begin: bytes, size: int) -> int:

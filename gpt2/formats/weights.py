@@ -70,10 +70,8 @@ def trained_lengths(path: Path) -> tuple[int, int] | None:
 
 
 def load(path: Path) -> Parameters:
-    """Read all parameters into new memory, in one process. UserError also if the memory is too small."""
-    config = read_config(path)
-    check_memory(path, config)
-    parameters = Parameters.zeros(Layout(config))
+    """Read all parameters into new memory, in one process."""
+    parameters = Parameters.zeros(Layout(read_config(path)))
     read_parameters(path, parameters)
     return parameters
 
@@ -88,59 +86,6 @@ def files(path: Path) -> list[Path]:
         tensors = sorted(place.glob("*.safetensors*")) if place.is_dir() else [place]
         described = [folder / name for name in ("config.json", checkpoints.MARKER)]
         return [*filter(Path.is_file, described), *filter(Path.is_file, tensors)]
-
-
-def check_memory(path: Path, config: GPT2Config, vectors: int = 1) -> None:
-    """Raise a UserError if this many float32 vectors of all parameters do not fit into the available memory."""
-    count = llmc.parameter_count(config, config.padded_vocab_size)
-    available = available_bytes()
-    if available is not None and 4 * count * vectors > available:
-        raise UserError(
-            f"{path}: {count / 1e6:.0f}M parameters take {4 * count * vectors / 1e9:.1f} GB of memory in float32, "
-            f"expected at most the {available / 1e9:.1f} GB that are available: use a larger machine or a smaller model"
-        )
-
-
-def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return the host memory that this process can still allocate under Linux; None if unknown.
-
-    This is the machine's available memory, or less if SLURM or a container limits the process's control group (version
-    1 or 2). root: of the file system, for tests. See the Linux kernel's Documentation/admin-guide/cgroup-v2.rst and
-    cgroup-v1/memory.rst.
-    """
-    available = re.findall(r"^MemAvailable:\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
-    found = [1024 * int(number) for number in available]
-    groups = _text(root / "proc/self/cgroup")
-    if own := re.search(r"^0::/(.*)$", groups, re.MULTILINE):
-        names = ("memory.max", "memory.current", "file", "shmem")
-        found += _left(root / "sys/fs/cgroup", own[1], *names)
-    if own := re.search(r"^\d+:(?:[^:\n]*,)?memory(?:,[^:\n]*)?:/(.*)$", groups, re.MULTILINE):
-        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
-        found += _left(root / "sys/fs/cgroup/memory", own[1], *names)
-    return min(found, default=None)
-
-
-def _left(top: Path, own: str, limit: str, usage: str, cached: str, shared: str) -> list[int]:
-    """Return how many bytes the limits of a control group and its parents, up to `top`, still allow.
-
-    Cached file pages do not count as used, because the kernel can free them; cached pages of shared memory do.
-    """
-    left = []
-    for folder in (top / own, *(top / own).parents):
-        most = _text(folder / limit).strip()
-        used = _text(folder / usage).strip()
-        if folder.is_relative_to(top) and most.isdecimal() and used.isdecimal():
-            counts = dict(re.findall(r"^(\w+) (\d+)$", _text(folder / "memory.stat"), re.MULTILINE))
-            files = int(counts.get(cached, 0)) - int(counts.get(shared, 0))
-            left.append(max(0, int(most) - int(used) + max(0, files)))
-    return left
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def find(path: Path) -> tuple[ModuleType, Path]:

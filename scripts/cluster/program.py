@@ -1,4 +1,4 @@
-"""Start other processes and end cleanly, for compare.py, virtual_cluster.py, virtual_slurm.py and prepare.py."""
+"""Start other processes and end cleanly, for compare.py, virtual_cluster.py and virtual_slurm.py."""
 
 import os
 import shutil

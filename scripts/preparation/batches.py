@@ -1,19 +1,19 @@
-"""Cut documents into small batches for the tokenizer. The cuts do not depend on the number of processes.
+"""Cut documents into small batches for the tokenizer. The cuts do not depend on the number of threads.
 
 A long document is cut where no token can cross (gpt2/data/cuts.py), so its pieces give the whole document's tokens.
 """
 
 from collections.abc import Iterable, Iterator
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+from tiktoken import Encoding
 
 from gpt2.data.cuts import ANYWHERE, PIECE_CHARACTERS, Cutter
 from gpt2.data.documents import Chunk, read_chunks
 from gpt2.data.inputs import Input, check_unchanged
 from gpt2.data.texts import document_start, tokens_of
-from gpt2.data.tokenizers import END_OF_TEXT, load_tokenizer
+from gpt2.data.tokenizers import END_OF_TEXT
 from gpt2.errors import UserError
 
 BATCH_CHARACTERS = PIECE_CHARACTERS
@@ -49,8 +49,8 @@ def batches(pieces: Iterable[Chunk], border: int) -> Iterator[Batch]:
 def read_pieces(source: Input, field: str, splits: bool = False) -> Iterator[Chunk]:
     """Read a file's documents in pieces of about BATCH_CHARACTERS at most, cut where no token changes.
 
-    The cuts depend on the document alone. splits: as for read_chunks. Raise UserError like read_chunks, or if there is
-    no place to cut; InputChanged if the file has changed since it was found.
+    The cuts depend on the document alone. splits: as for read_chunks. Raise UserError like read_chunks, if there is no
+    place to cut, or if the file has changed since it was found.
     """
     try:
         yield from cut_pieces(source, field, splits)
@@ -108,24 +108,17 @@ def split_at(border: int, documents: Iterable[Chunk]) -> Iterator[tuple[str, boo
                 begun[split] = True
 
 
-def tokenize(tokenizer: str, batch: Batch) -> tuple[str, int, np.ndarray]:
-    """Return the batch's split, its number of characters, and its token ids (n,) uint16."""
-    encoding = encoding_of(tokenizer)
+def tokenize(batch: Batch, encoding: Encoding) -> np.ndarray:
+    """Return the batch's token ids (n,) uint16."""
     # A longer piece may hold more white space than tiktoken can take at once; tokens_of handles that.
     short = batch.characters <= BATCH_CHARACTERS
     if short and encoding.special_tokens_set and not any(END_OF_TEXT in text for _, text in batch.texts):
         # For documents of a few kB, one call for the batch is about 5% faster than a call for each document.
         joined = "".join(END_OF_TEXT + text if separated else text for separated, text in batch.texts)
         tokens = encoding.encode_to_numpy(joined, allowed_special={END_OF_TEXT}, disallowed_special=())
-        return batch.split, batch.characters, tokens.astype(np.uint16)
+        return tokens.astype(np.uint16)
     separator = document_start(encoding)
     tokens = []
     for separated, text in batch.texts:
         tokens += [separator, tokens_of(text, encoding)] if separated else [tokens_of(text, encoding)]
-    return batch.split, batch.characters, np.concatenate(tokens)
-
-
-@cache
-def encoding_of(tokenizer: str):
-    """Load a tokenizer, once in each process."""
-    return load_tokenizer(tokenizer)
+    return np.concatenate(tokens)

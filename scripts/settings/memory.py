@@ -1,8 +1,14 @@
-"""Estimate the memory of a run on a node: its ranks' model shards, activations and exchange buffers."""
+"""Estimate the memory of a run on a node: its ranks' model shards, activations and exchange buffers.
+
+Compare it with the memory that is available there. SLURM and containers limit it by control groups.
+"""
 
 import math
+import re
 from collections import Counter
+from pathlib import Path
 
+from dist.control_groups import PLACES, VERSION_2, own_groups, text_of
 from dist.cost.memory import VECTOR_BYTES
 from dist.host.sparse_exchange import segments_bytes
 from dist.mesh import positions
@@ -10,12 +16,19 @@ from dist.sharded import LAYER_SLOTS
 from gpt2.activations import activation_bytes
 from gpt2.config import GPT2Config
 from gpt2.errors import UserError
-from gpt2.formats import llmc, weights
+from gpt2.formats import llmc
 from gpt2.parameters import Layout
 from scripts.settings.model_parallel import is_cut, model_cut
 from scripts.settings.split_embedding import most_rows, obstacle
 from scripts.settings.training import Settings
 from strategies import find, is_auto
+
+MEMINFO = Path("/proc/meminfo")
+# A control group's files of limit and usage; in its memory.stat cached file pages, and cached pages of shared memory.
+GROUP_FILES = {
+    VERSION_2: ("memory.max", "memory.current", "file", "shmem"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem"),
+}
 
 
 def check_memory(settings: Settings, config: GPT2Config, world) -> None:
@@ -26,7 +39,7 @@ def check_memory(settings: Settings, config: GPT2Config, world) -> None:
     count = llmc.parameter_count(config, config.padded_vocab_size)
     needed = needed_bytes(settings, config, world)
     if not has_room(needed):
-        available = weights.available_bytes()
+        available = available_bytes()
         raise UserError(
             f"a model of {count / 1e6:,.0f}M parameters and --batch-size {settings.batch_size} take "
             f"{needed / 1e9:,.1f} GB or more on {world.host}, expected at most the {available / 1e9:.1f} GB that are "
@@ -36,8 +49,38 @@ def check_memory(settings: Settings, config: GPT2Config, world) -> None:
 
 def has_room(needed: int) -> bool:
     """Return whether this node has `needed` free bytes; True if that is unknown."""
-    available = weights.available_bytes()
+    available = available_bytes()
     return available is None or needed <= available
+
+
+def check_parameters(path, config: GPT2Config, vectors: int = 1) -> None:
+    """Raise a UserError if this many float32 vectors of all parameters do not fit into the available memory."""
+    count = llmc.parameter_count(config, config.padded_vocab_size)
+    needed = VECTOR_BYTES * count * vectors
+    if not has_room(needed):
+        raise UserError(
+            f"{path}: {count / 1e6:.0f}M parameters take {needed / 1e9:.1f} GB of memory in float32, "
+            f"expected at most the {available_bytes() / 1e9:.1f} GB that are available: use a larger machine or a "
+            "smaller model"
+        )
+
+
+def available_bytes(places=PLACES, meminfo: Path = MEMINFO) -> int | None:
+    """Return the host memory that this process can still allocate under Linux; None if unknown.
+
+    This is the machine's available memory, or less if the process's control groups limit it. Cached file pages do not
+    count as used, because the kernel can free them; cached pages of shared memory do.
+    """
+    left = [1024 * int(number) for number in re.findall(r"^MemAvailable:\s+(\d+) kB", text_of(meminfo), re.MULTILINE)]
+    for controller, (limit, usage, cached, shared) in GROUP_FILES.items():
+        for group in own_groups(controller, places):
+            most = text_of(group / limit)
+            used = text_of(group / usage)
+            if most.isdecimal() and used.isdecimal():
+                counts = dict(re.findall(r"^(\w+) (\d+)$", text_of(group / "memory.stat"), re.MULTILINE))
+                files = int(counts.get(cached, 0)) - int(counts.get(shared, 0))
+                left.append(max(0, int(most) - int(used) + max(0, files)))
+    return min(left, default=None)
 
 
 def needed_bytes(settings: Settings, config: GPT2Config, world) -> int:

@@ -17,7 +17,6 @@ MOST_CORES = 4096
 SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 BYTES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
-FILE_BYTES = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 class UnitError(argparse.ArgumentTypeError, ValueError):
@@ -80,14 +79,6 @@ def size_in_bytes(text: str) -> int:
     except ValueError:  # not exactly one size
         raise UnitError(f"{text[:40]!r} is no size: expected one, like 512KiB or 600MB") from None
     return count
-
-
-def file_size(text: str) -> int:
-    """Parse "500MB" to 500000000 bytes, in the notation of transformers' save_pretrained(max_shard_size)."""
-    match = re.fullmatch(r"([1-9]\d{0,9})([KMG]B)", text, re.ASCII)
-    if match is None:
-        raise UnitError(f"{text!r} is no size: expected a whole number with KB, MB or GB, like 5GB")
-    return int(match[1]) * FILE_BYTES[match[2]]
 
 
 def integer(text: str, low: int, high: int) -> int:

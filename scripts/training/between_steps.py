@@ -14,11 +14,11 @@ from dist.sharded import Slots
 from dist.waiting import barrier, sum_everywhere
 from dist.world import end_with_one_line
 from gpt2.errors import UserError
-from gpt2.formats import weights
 from gpt2.inference.cached_model import CachedGPT2
 from gpt2.inference.generated_text import Sampling, document_start, printable, sample_text
 from gpt2.kernels import load_kernels
 from gpt2.parameters import Parameters
+from scripts.settings.memory import check_parameters
 from scripts.settings.tokenizer import choose_tokenizer
 from scripts.training.meeting import RankReports
 from scripts.training.state import shares_model
@@ -134,7 +134,7 @@ class Samples:
                 self._encoding = choose_tokenizer(tokenizer, None, config.vocab_size)
                 length = min(sequence_length, len(document_start(self._encoding)) + SAMPLE_TOKENS)
                 if self._copies:
-                    weights.check_memory("--sample-every", config)
+                    check_parameters("--sample-every", config)
                     self._new_writer = partial(CachedGPT2, load_kernels("numpy", threads), sequence_length=length)
                 else:
                     own = Parameters(model.held.layout, backend.model.parameters)

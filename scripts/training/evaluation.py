@@ -28,6 +28,7 @@ from gpt2.parameters import Layout, Parameters
 from gpt2.pipeline import SCHEDULES
 from scripts.backends.choose import choose_kernels
 from scripts.backends.gpus import on_own_gpu
+from scripts.settings.memory import check_parameters
 from scripts.settings.sequence_length import choose_sequence_length
 from scripts.settings.tokenizer import check_tokens, choose_tokenizer, tokenizer_of, tokenizer_of_shards
 from scripts.training.same_files import check_same_files, found_for_all
@@ -72,7 +73,7 @@ def load_model(
         stride = stride or max(1, length // 2)
         if stride > length:
             raise UserError(f"--stride is {stride}, expected at most --seq-len, {length}: lower it")
-        weights.check_memory(path, config, world.local_size)
+        check_parameters(path, config, world.local_size)
         files = weights.files(path)
     if world.rank == 0 and remark:
         say(remark, on_stderr=True)

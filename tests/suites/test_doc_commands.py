@@ -35,7 +35,7 @@ ROUNDS = (
         (r"train\.py .*--out runs/long .*--keep 2", f"{SMALL} --steps 4 --checkpoint-every 2"),
         (r"train\.py --preset nanogpt-shakespeare", "--steps 2 --eval-every 0"),
         (r"train\.py --steps 100 --out runs/auto", f"{SMALL} --steps 2"),
-        (r"prepare\.py", "--tokenizer bytes --processes 2"),
+        (r"prepare\.py", "--tokenizer bytes --threads 2"),
         (r"bench_exchange\.py", "--bytes 64KB --repeat 1"),
         (r"advise\.py --nodes", ""),
     ),

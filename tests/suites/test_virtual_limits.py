@@ -21,7 +21,7 @@ LIMITS = """
 import json, time
 from dist.control_groups import VERSION_2, cpu_quota, memory_limit, own_groups, text_of
 from dist.world import start_world, threads_per_rank
-from gpt2.formats.weights import available_bytes
+from scripts.settings.memory import available_bytes
 world = start_world()
 group = (own_groups("cpu") or own_groups(VERSION_2))[0]
 def counts():

@@ -29,9 +29,9 @@ def nonsense(length: int, seed: int = 0) -> str:
     return "".join(random.Random(seed).choices(FRAGMENTS, k=length))
 
 
-def run(*arguments, tokenizer="bytes", processes=1) -> None:
+def run(*arguments, tokenizer="bytes", threads=1) -> None:
     """prepare.py in this process."""
-    prepare(parse([*map(str, arguments), "--tokenizer", tokenizer, "--processes", str(processes)]))
+    prepare(parse([*map(str, arguments), "--tokenizer", tokenizer, "--threads", str(threads)]))
 
 
 def command(*arguments) -> list[str]:

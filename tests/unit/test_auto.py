@@ -192,10 +192,10 @@ def test_it_takes_nothing_that_does_not_fit(monkeypatch):
     forms = auto.forms_on_cores(s, has_links=True)
     need = {form.name: auto.needed_bytes(replace(s, strategy=form.name), config, job) for form in forms}
     assert need["ring"] > need["hierarchical-sharded"]
-    monkeypatch.setattr("gpt2.formats.weights.available_bytes", lambda: need["hierarchical-sharded"])
+    monkeypatch.setattr("scripts.settings.memory.available_bytes", lambda: need["hierarchical-sharded"])
     fitting = {form.name for form in auto.fitting(forms, s, config, job)}
     assert fitting == {name for name, needed in need.items() if needed <= need["hierarchical-sharded"]}
-    monkeypatch.setattr("gpt2.formats.weights.available_bytes", lambda: 10**8)
+    monkeypatch.setattr("scripts.settings.memory.available_bytes", lambda: 10**8)
     with pytest.raises(UserError, match=r"expected at most the 0[.]1 GB"):
         auto.fitting(forms, s, config, job)
 

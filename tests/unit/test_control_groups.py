@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dist import control_groups
+from scripts.settings.memory import available_bytes
 
 pytestmark = pytest.mark.any_mpi
 
@@ -62,3 +63,54 @@ def test_quotas_tell_groups_apart(tmp_path):
     expected = {(outer.st_dev, outer.st_ino): 0.5, (inner.st_dev, inner.st_ino): 2.0}
     assert control_groups.cpu_quotas(places) == expected
     assert control_groups.cpu_quotas((tmp_path / "nothing", tmp_path / "nothing")) == {}
+
+
+@pytest.fixture
+def put(tmp_path):
+    """Writes a file of a made-up Linux, put("proc/meminfo", text)."""
+
+    def write(path, text):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    return write
+
+
+def available(root: Path) -> int | None:
+    return available_bytes((root / "sys/fs/cgroup", root / "proc/self/cgroup"), root / "proc/meminfo")
+
+
+def test_memory_is_what_the_machine_and_the_control_groups_leave(tmp_path, put):
+    assert available(tmp_path) is None
+    put("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable:    5000 kB\n")
+    assert available(tmp_path) == 5_120_000
+    put("proc/self/cgroup", "0::/job/step\n")
+    assert available(tmp_path) == 5_120_000
+    put("sys/fs/cgroup/job/step/memory.max", "max\n")
+    put("sys/fs/cgroup/job/step/memory.current", "1000\n")
+    assert available(tmp_path) == 5_120_000
+    put("sys/fs/cgroup/job/memory.max", "3000000\n")
+    put("sys/fs/cgroup/job/memory.current", "2000000\n")
+    assert available(tmp_path) == 1_000_000
+    put("sys/fs/cgroup/job/memory.stat", "anon 1500000\nfile 500000\nfile_mapped 7\n")
+    assert available(tmp_path) == 1_500_000
+    put("sys/fs/cgroup/job/memory.stat", "anon 1500000\nfile 500000\nfile_mapped 7\nshmem 200000\n")
+    assert available(tmp_path) == 1_300_000, "what lies in /dev/shm gives way to nothing"
+
+
+def test_memory_that_control_groups_of_version_1_leave(tmp_path, put):
+    """Where no limit is set they show an immense one; in a container the path may be the machine's."""
+    put("proc/meminfo", "MemAvailable:    5000 kB\n")
+    put("proc/self/cgroup", "5:cpu:/\n4:memory:/job/step\n3:name=systemd:/memory:/\n0::/\n")
+    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")
+    put("sys/fs/cgroup/memory/memory.usage_in_bytes", "7000000\n")
+    assert available(tmp_path) == 5_120_000
+    put("sys/fs/cgroup/memory/job/step/memory.limit_in_bytes", "4000000\n")
+    put("sys/fs/cgroup/memory/job/step/memory.usage_in_bytes", "3000000\n")
+    assert available(tmp_path) == 1_000_000
+    stat = "cache 1\nshmem 2\ntotal_cache 500000\ntotal_shmem 100000\n"
+    put("sys/fs/cgroup/memory/job/step/memory.stat", stat)
+    assert available(tmp_path) == 1_400_000
+    put("proc/self/cgroup", "4:hugetlb,memory:/docker/elsewhere\n")
+    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "7200000\n")
+    assert available(tmp_path) == 200_000

@@ -59,13 +59,12 @@ def test_characters_have_the_class_that_tiktoken_gives_them(pattern, characters)
         assert set(re.findall(f"[{characters}]", every)) == of_class
 
 
-def prepared_tokens(path, border: int) -> dict[str, list[int]]:
+def prepared_tokens(path, border: int, encoding) -> dict[str, list[int]]:
     """By split, of a file that prepare.py reads."""
     found = {"train": [], "val": []}
     pieces = prepare_batches.read_pieces(text_inputs.file_of(path), "text")
     for batch in prepare_batches.batches(pieces, border):
-        split, _, tokens = prepare_batches.tokenize("gpt2", batch)
-        found[split] += tokens.tolist()
+        found[batch.split] += prepare_batches.tokenize(batch, encoding).tolist()
     return found
 
 
@@ -82,7 +81,7 @@ def test_pieces_have_the_tokens_of_the_whole(tmp_path, monkeypatch, gpt2, line_e
         monkeypatch.setattr(text_inputs, "BLOCK_BYTES", draw.randint(1, 40))
         monkeypatch.setattr(prepare_batches, "BATCH_CHARACTERS", draw.randint(1, 40))
         expected = {"train": gpt2.encode_ordinary(text[:border]), "val": gpt2.encode_ordinary(text[border:])}
-        assert prepared_tokens(path, border) == expected
+        assert prepared_tokens(path, border, gpt2) == expected
         pieces = list(cuts.pieces_of(text, draw.randint(1, 40)))
         assert [token for piece in pieces for token in gpt2.encode_ordinary(piece)] == gpt2.encode_ordinary(text)
 
@@ -107,4 +106,4 @@ def test_more_white_space_than_tiktoken_takes(tmp_path, gpt2, white):
     assert tokens_of(text, gpt2).tolist() == expected
     path = tmp_path / "a.txt"
     path.write_bytes(text.encode())
-    assert prepared_tokens(path, len(text))["train"] == expected
+    assert prepared_tokens(path, len(text), gpt2)["train"] == expected

@@ -8,8 +8,7 @@ from gpt2.data.texts import read_documents
 from gpt2.errors import UserError
 from gpt2.files import read_bytes
 from gpt2.formats import checkpoints, safetensors, weights
-from scripts.preparation.manifest import read_manifest
-from scripts.settings.tokenizer import tokenizer_of_run
+from scripts.settings.tokenizer import tokenizer_of_run, tokenizer_of_shards
 from scripts.training.folder import RunFolder
 from tests.support.make_run import three_ranks, write_run
 from traces import RunError, read_run
@@ -36,7 +35,6 @@ def pipe(tmp_path):
         ("a.bin", lambda path: weights.read_config(path)),
         ("a.safetensors", lambda path: safetensors.read_header(path)),
         ("checkpoint.json", lambda path: checkpoints.Checkpoint(path.parent)),
-        ("manifest.json", lambda path: read_manifest(path.parent)),
         ("log.jsonl", lambda path: RunFolder(path.parent, lambda: None, None)),
     ],
 )
@@ -54,6 +52,12 @@ def test_a_pipe_as_hugging_faces_config(pipe, tmp_path):
 
 def test_a_run_whose_config_is_a_pipe_knows_no_tokenizer(pipe):
     assert tokenizer_of_run(pipe("config.json").parent) is None
+
+
+def test_shards_whose_manifest_is_a_pipe_know_no_tokenizer(pipe):
+    path = pipe("manifest.json").with_name("a.bin")
+    path.touch()
+    assert tokenizer_of_shards(str(path)) is None
 
 
 @pytest.mark.parametrize("name", ["config.json", "log.jsonl", "traces/rank-00000.trace"])

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from gpt2.errors import UserError
-from gpt2.formats import weights
 from gpt2.model_shards import ONE_SHARD
 from gpt2.parallel_model import ParallelGPT2
 from gpt2.parameters import Layout, Parameters
+from scripts.settings import memory
 from scripts.settings.checks import complete
 from scripts.settings.derived import global_batch, lasting
 from scripts.settings.memory import bytes_of_pieces, check_memory
@@ -155,7 +155,7 @@ def test_memory_is_that_of_the_own_node():
 
 def test_a_model_that_fits_in_stages_alone(monkeypatch):
     """GPT-2 124M and AdamW are 2 GB: of two stages neither node needs so much."""
-    monkeypatch.setattr(weights, "available_bytes", lambda: int(1.8e9))
+    monkeypatch.setattr(memory, "available_bytes", lambda: int(1.8e9))
     places = [{"rank": rank, "node": rank, "local_rank": 0} for rank in range(2)]
     world = SimpleNamespace(local_size=1, size=2, node_count=2, host="node1", node=1, places=places)
     flags = "--model gpt2-124M --backend numpy --strategy allreduce --batch-size 1 --seq-len 64"

@@ -8,7 +8,7 @@ import pytest
 from dist.world import lost_ranks
 from gpt2.config import PRESETS
 from gpt2.errors import UserError
-from gpt2.formats import weights
+from scripts.settings import memory
 from scripts.settings.checks import MOST, complete
 from scripts.settings.memory import check_memory
 from scripts.settings.training import parse_settings
@@ -63,7 +63,7 @@ DEEP = replace(PRESETS["gpt2-1558M"], n_layer=10_000)
 @pytest.mark.parametrize("flags", ["", "--backend numpy", "--strategy auto", "--backend numpy --strategy ring"])
 def test_a_model_or_a_batch_beyond_the_memory_is_refused_before_it_is_planned(flags, monkeypatch):
     """While strategy or backend are open, the batch is not known to be too large."""
-    monkeypatch.setattr(weights, "available_bytes", lambda: 10**9)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 10**9)
     settings, config = complete(parse_settings("", flags.split()), 4)
     check_memory(settings, config, WORLD)
     with pytest.raises(UserError, match=r"GB or more on node0, expected at most the 1[.]0 GB"):

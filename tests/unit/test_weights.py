@@ -13,8 +13,10 @@ import pytest
 
 from gpt2.errors import UserError
 from gpt2.formats import checkpoint_files, checkpoints, llmc, weights
-from gpt2.formats.weights import available_bytes
 from gpt2.parameters import Layout, Parameters, initialize
+from scripts import export as export_script
+from scripts import sample as sample_script
+from scripts.settings.memory import check_parameters
 from tests.support.refusal import refusal
 from tests.support.safetensors_file import CONFIG, assert_holds, gpt2_tensors, write_folder
 
@@ -136,62 +138,17 @@ def test_refuses_a_model_larger_than_the_memory(tmp_path, monkeypatch):
     path = tmp_path / "model.bin"
     llmc.write_parameters(path, new_parameters())
     needed = 4 * Layout(CONFIG).count
-    monkeypatch.setattr("gpt2.formats.weights.available_bytes", lambda: needed)
-    weights.load(path)
-    monkeypatch.setattr("gpt2.formats.weights.available_bytes", lambda: needed - 1)
+    monkeypatch.setattr("scripts.settings.memory.available_bytes", lambda: needed)
+    check_parameters(path, CONFIG)
+    monkeypatch.setattr("scripts.settings.memory.available_bytes", lambda: needed - 1)
     monkeypatch.setattr(Parameters, "zeros", None)  # nothing is allocated before
-    assert "parameters take 0.0 GB" in refusal(weights.load, path)
+    flags = export_script.parse([str(path), "--format", "llmc", "--out", str(tmp_path / "out")])
+    assert "parameters take 0.0 GB" in refusal(export_script.export, flags)
+    assert "parameters take 0.0 GB" in refusal(sample_script.begin, sample_script.parse([str(path)]))
     huge = replace(CONFIG, n_embd=2**20)
-    monkeypatch.setattr("gpt2.formats.weights.available_bytes", lambda: 10**9)
+    monkeypatch.setattr("scripts.settings.memory.available_bytes", lambda: 10**9)
     with pytest.raises(UserError, match=r"take 1055\d{2}\.\d GB of memory .* expected at most the 1\.0 GB"):
-        weights.check_memory(path, huge)
-
-
-@pytest.fixture
-def put(tmp_path):
-    """Writes a file of a made-up Linux, put("proc/meminfo", text)."""
-
-    def write(path, text):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-
-    return write
-
-
-def test_memory_is_what_the_machine_and_the_control_groups_leave(tmp_path, put):
-    assert available_bytes(tmp_path) is None
-    put("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable:    5000 kB\n")
-    assert available_bytes(tmp_path) == 5_120_000
-    put("proc/self/cgroup", "0::/job/step\n")
-    assert available_bytes(tmp_path) == 5_120_000
-    put("sys/fs/cgroup/job/step/memory.max", "max\n")
-    put("sys/fs/cgroup/job/step/memory.current", "1000\n")
-    assert available_bytes(tmp_path) == 5_120_000
-    put("sys/fs/cgroup/job/memory.max", "3000000\n")
-    put("sys/fs/cgroup/job/memory.current", "2000000\n")
-    assert available_bytes(tmp_path) == 1_000_000
-    put("sys/fs/cgroup/job/memory.stat", "anon 1500000\nfile 500000\nfile_mapped 7\n")
-    assert available_bytes(tmp_path) == 1_500_000
-    put("sys/fs/cgroup/job/memory.stat", "anon 1500000\nfile 500000\nfile_mapped 7\nshmem 200000\n")
-    assert available_bytes(tmp_path) == 1_300_000, "what lies in /dev/shm gives way to nothing"
-
-
-def test_memory_that_control_groups_of_version_1_leave(tmp_path, put):
-    """Where no limit is set they show an immense one; in a container the path may be the machine's."""
-    put("proc/meminfo", "MemAvailable:    5000 kB\n")
-    put("proc/self/cgroup", "5:cpu:/\n4:memory:/job/step\n3:name=systemd:/memory:/\n0::/\n")
-    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")
-    put("sys/fs/cgroup/memory/memory.usage_in_bytes", "7000000\n")
-    assert available_bytes(tmp_path) == 5_120_000
-    put("sys/fs/cgroup/memory/job/step/memory.limit_in_bytes", "4000000\n")
-    put("sys/fs/cgroup/memory/job/step/memory.usage_in_bytes", "3000000\n")
-    assert available_bytes(tmp_path) == 1_000_000
-    stat = "cache 1\nshmem 2\ntotal_cache 500000\ntotal_shmem 100000\n"
-    put("sys/fs/cgroup/memory/job/step/memory.stat", stat)
-    assert available_bytes(tmp_path) == 1_400_000
-    put("proc/self/cgroup", "4:hugetlb,memory:/docker/elsewhere\n")
-    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "7200000\n")
-    assert available_bytes(tmp_path) == 200_000
+        check_parameters(path, huge)
 
 
 def export(*arguments) -> subprocess.CompletedProcess:
@@ -200,17 +157,14 @@ def export(*arguments) -> subprocess.CompletedProcess:
 
 
 def test_exports_of_a_run_and_back(tmp_path):
-    """To a folder in several files, from there to llm.c's bfloat16."""
+    """To a folder, from there to llm.c's bfloat16."""
     run, folder, path = new_run(tmp_path / "run", 1, 2), tmp_path / "gpt2", tmp_path / "model.bin"
-    result = export(run, "--format", "huggingface", "--out", folder, "--shard-size", "1KB")
+    result = export(run, "--format", "huggingface", "--out", folder)
     assert result.returncode == 0, result.stderr
     names = sorted(file.name for file in folder.iterdir())
     assert result.stdout.split() == [str(folder / name) for name in names]
-    assert names[:2] == ["config.json", "generation_config.json"]
-    assert names[2].startswith("model-00001-of-")
+    assert names == ["config.json", "generation_config.json", "model.safetensors"]
     assert "without the tokenizer's files" in result.stderr, "no tokenizer has so many tokens"
-    assert names[-1] == "model.safetensors.index.json"
-    assert all(file.stat().st_size < 5000 for file in folder.iterdir())
     assert (weights.load(folder).flat == new_parameters(2).flat).all()
     result = export(folder, "--format", "llmc", "--dtype", "bfloat16", "--out", path)
     assert result.returncode == 0, result.stderr
@@ -225,9 +179,6 @@ def test_exports_of_a_run_and_back(tmp_path):
 BAD_FLAGS = {
     "dtype of a trace": (["--format", "paraver", "--dtype", "bfloat16"], "--dtype with --format paraver"),
     "tokenizer of llm.c's": (["--format", "llmc", "--tokenizer", "gpt2"], "--tokenizer with --format llmc"),
-    "size of llm.c's": (["--format", "llmc", "--shard-size", "5GB"], "--shard-size with --format llmc"),
-    "no size": (["--format", "huggingface", "--shard-size", "5"], "'5' is no size"),
-    "nothing": (["--format", "huggingface", "--shard-size", "0GB"], "'0GB' is no size"),
     "no run": (["--format", "llmc"], "holds no checkpoints"),
 }
 

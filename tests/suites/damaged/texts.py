@@ -1,11 +1,9 @@
 """What prepare.py reads, and what tells a tokenizer, to be damaged."""
 
 import gzip
-import io
 import json
 import os
 import shutil
-from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -17,13 +15,13 @@ from gpt2.data.documents import read_chunks
 from gpt2.data.inputs import file_of
 from gpt2.data.tokenizers import GPT2_FILES, load_tokenizer
 from gpt2.errors import UserError
-from scripts.settings.tokenizer import choose_tokenizer
+from scripts.settings.tokenizer import choose_tokenizer, tokenizer_of_shards
 from scripts.training.folder import RunFolder
 from tests.suites.damaged.huggingface import of_json
 from tests.suites.damaged.llmc import of_bytes
 from tests.suites.damaged.runs import measured_run, of_lines
 from tests.support.mutations import Damaged, Mutator
-from tests.support.prepared import contents, nonsense, run, write_folder
+from tests.support.prepared import nonsense
 from tests.unit.test_tokenizers import CACHE
 
 DOCUMENTS = [nonsense(40, seed) for seed in range(6)]
@@ -90,29 +88,16 @@ def of_bytes_of_parquet(mutator: Mutator, content: bytes) -> bytes:
 
 
 def manifest(folder: Path) -> Damaged:
-    """Of a folder that is half prepared: prepare.py goes on to the same shards, or refuses to."""
-    texts, whole, begun, out = (folder / name for name in ("in", "whole", "begun", "out"))
-    write_folder(texts, DOCUMENTS)
-
-    def prepare(to: Path) -> dict[str, bytes]:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            run(texts, "--out", to, "--shard-tokens", 60)
-        return contents(to)
-
-    expected = prepare(whole)
-    shutil.copytree(whole, begun)
-    for shard in sorted(begun.glob("*.bin"))[2:]:
-        shard.unlink()
-
-    def read():
-        shutil.rmtree(out, ignore_errors=True)
-        shutil.copytree(begun, out)
-        return prepare(out)
+    """What it says of the shards beside it: their tokenizer."""
+    path = folder / "manifest.json"
+    path.write_text(json.dumps({"tokenizer": "bytes"}))
+    shard = folder / "a.bin"
+    shard.touch()
 
     def judge(mutant, value):
-        assert value in (None, expected)
+        assert value in (None, "bytes", "gpt2")
 
-    return Damaged(begun / "manifest.json", of_json, read, UserError, judge, named=out)
+    return Damaged(path, of_json, lambda: tokenizer_of_shards(str(shard)), UserError, judge, least=5)
 
 
 def vocabulary(folder: Path) -> Damaged:
