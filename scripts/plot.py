@@ -4,10 +4,10 @@
     python scripts/plot.py runs/reduce-bcast runs/sliced runs/reduce-scatter --out plots
     python scripts/plot.py --rounds 2 runs/ring runs/tree runs/ring-again runs/tree-again
 
-One run: RUN/plots/ gets timeline, phases, slices, ports, ranks, waits, messages, loss and whole-run; RUN/report.html
-contains the verdict, all figures and the tables. With --out DIR everything goes into DIR. Several runs: DIR gets
-comparison, phases, loss, model, each run's timeline and, for runs of different size, scaling. Every figure is written
-as PNG and SVG. A crashed run is drawn as far as it got, and missing files are named.
+One run: RUN/plots/ gets timeline, phases, ports, ranks, waits, messages, loss and whole-run; RUN/report.html contains
+the verdict, all figures and the tables. With --out DIR everything goes into DIR. Several runs: DIR gets comparison,
+phases, loss, model, each run's timeline and, for runs of different size, scaling. Every figure is written as PNG and
+SVG. A crashed run is drawn as far as it got, and missing files are named.
 """
 
 import argparse

@@ -63,7 +63,7 @@ def watch(settings: argparse.Namespace) -> int:
     if not settings.once and not console.is_terminal:
         raise UserError("standard output is not a terminal: use --once")
     # Loading these modules takes a second, so --help and mistakes do not wait for it.
-    from scripts.watching.curve import glyphs_for
+    from scripts.watching.bars import glyphs_for
     from scripts.watching.run_state import FINISHED, Watcher
     from scripts.watching.screen import screen
 

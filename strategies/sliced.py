@@ -41,6 +41,4 @@ class Sliced(Sharded):
 
     def _new_exchange(self, job):
         nodes = [place["node"] for place in job.world.places]
-        return job.new_exchange(
-            self.comm, self.buckets, placement=nodes, operation=self.comm.operation, on_call=self.tracer.call
-        )
+        return job.new_exchange(self.comm, self.buckets, placement=nodes, operation=self.comm.operation)

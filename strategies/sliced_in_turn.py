@@ -34,11 +34,10 @@ class SlicedInTurn(MpiCollectives):
         with self.tracer.phase("reduce", bytes=self.gradients.nbytes):
             for root, part in enumerate(self.slices):
                 gradients = self.gradients[part]
-                with self.tracer.call("reduce", len(gradients) * self.comm.item_bytes, root):
-                    if root == self.comm.rank:
-                        self.comm.Reduce(MPI.IN_PLACE, gradients, root=root)
-                    else:
-                        self.comm.Reduce(gradients, None, root=root)
+                if root == self.comm.rank:
+                    self.comm.Reduce(MPI.IN_PLACE, gradients, root=root)
+                else:
+                    self.comm.Reduce(gradients, None, root=root)
         with self.tracer.phase("allreduce", bytes=8):
             squares = self.comm.allreduce(self.sum_of_squares(self.gradients[self.own]))
         with self.tracer.phase("update"):
@@ -50,6 +49,4 @@ class SlicedInTurn(MpiCollectives):
 
     def distribute_parameters(self):
         for root, part in enumerate(self.slices):
-            parameters = self.parameters[part]
-            with self.tracer.call("bcast", len(parameters) * self.comm.item_bytes, root):
-                self.comm.Bcast(parameters, root=root)
+            self.comm.Bcast(self.parameters[part], root=root)

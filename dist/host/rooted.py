@@ -11,7 +11,6 @@ test of one request advances all.
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from time import perf_counter_ns
 
 from dist.mpi import MPI
 from dist.progress_engine import ProgressEngine
@@ -23,19 +22,18 @@ from dist.wire import WireFormat
 # piece is longer than a segment of our own messages, because each step waits for the next test of its request.
 PIECE_SEGMENTS = 4
 WINDOW = 64  # calls in flight: the library holds a buffer for each
-LOOK_NS = 2_000_000  # between two rounds of Test() on all calls; a Test() takes 0.2 us in MPICH, 1 us in Open MPI
 
 
 class RootedExchange:
     """Exchanges among the ranks of comm that add with `operation`, an MPI.Op. Collective.
 
     placement: the node of each rank. ranges: all that will be exchanged; owners and calls are determined once, for all
-    steps. on_call: `notice` of CallsTogether.
+    steps.
     """
 
     errors = None
 
-    def __init__(self, comm, ranges, wire_format: WireFormat, placement: list[int], operation, on_call=None):
+    def __init__(self, comm, ranges, wire_format: WireFormat, placement: list[int], operation):
         self._comm = comm.Dup()
         self._operation = operation
         self._wire = wire_format.new(max(stop for _, stop in ranges))
@@ -44,20 +42,20 @@ class RootedExchange:
         self._own = {part: cut_by_node(placement, *part)[comm.rank] for part in ranges}
         self._pieces = {part: pieces_of(placement, *part, length) for part in ranges}
         self.engine = ProgressEngine(WINDOW)
-        self._calls = CallsTogether(WINDOW, on_call)
+        self._calls = CallsTogether(WINDOW)
 
     def own_part(self, start: int, stop: int) -> tuple[int, int]:
         return self._own[start, stop]
 
     def reduce_scatter(self, vector, start: int, stop: int) -> Iterator:
         sent = self._wire.packed(vector, start, stop)
-        yield from self._for_each_piece("reduce", self._reduce, sent, start, stop)
+        yield from self._for_each_piece(self._reduce, sent, start, stop)
         self._wire.arrived(vector, *self.own_part(start, stop))
 
     def all_gather(self, vector, start: int, stop: int) -> Iterator:
         self._wire.rounded(vector, *self.own_part(start, stop))
         shared = self._wire.gathered(vector, start, stop)
-        yield from self._for_each_piece("bcast", self._comm.Ibcast, shared, start, stop)
+        yield from self._for_each_piece(self._comm.Ibcast, shared, start, stop)
         self._wire.arrived(vector, start, stop)
 
     def _reduce(self, piece, root: int):
@@ -65,12 +63,11 @@ class RootedExchange:
             return self._comm.Ireduce(MPI.IN_PLACE, piece, self._operation, root)
         return self._comm.Ireduce(piece, None, self._operation, root)
 
-    def _for_each_piece(self, name: str, begin: Callable, vector, start: int, stop: int) -> Iterator:
+    def _for_each_piece(self, begin: Callable, vector, start: int, stop: int) -> Iterator:
         """Queue begin(piece, root) for each piece, behind earlier ranges. vector: the values of this range only."""
         first = self._calls.count
         for root, (low, high) in self._pieces[start, stop]:
-            piece = vector[low - start : high - start]
-            self._calls.queue(partial(begin, piece, root), name, piece.nbytes, root)
+            self._calls.queue(partial(begin, vector[low - start : high - start], root))
         for count in range(first + 1, self._calls.count + 1):  # one by one, so the engine sees each end
             yield Condition(partial(self._calls.are_done, count))
 
@@ -89,23 +86,18 @@ def pieces_of(placement: list[int], start: int, stop: int, length: int) -> list[
 
 
 class CallsTogether:
-    """Queue of nonblocking collectives. They begin in order, each when fewer than `most` are under way.
+    """Queue of nonblocking collectives. They begin in order, each when fewer than `most` are under way."""
 
-    notice(name, bytes, root), if given, is called at each start; `ended()` of the object that it returns, at each end.
-    """
-
-    def __init__(self, most: int, notice: Callable | None = None):
+    def __init__(self, most: int):
         self.count = 0  # calls queued so far
         self._most = most
-        self._notice = notice
         self._queue = deque()
         self._under_way = deque()
         self._done = 0
-        self._looked_at = 0
 
-    def queue(self, begin: Callable, name: str, size: int, root: int) -> None:
-        """Queue a call that moves `size` bytes to or from `root`; begin() returns its request."""
-        self._queue.append((begin, name, size, root))
+    def queue(self, begin: Callable) -> None:
+        """Queue a call. begin() returns its request."""
+        self._queue.append(begin)
         self.count += 1
 
     def are_done(self, count: int) -> bool:
@@ -114,29 +106,6 @@ class CallsTogether:
             self._under_way.popleft()
             self._done += 1
         while self._queue and len(self._under_way) < self._most:
-            self._under_way.append(self._begun(*self._queue.popleft()))
-        if self._notice and perf_counter_ns() - self._looked_at >= LOOK_NS:
-            for call in self._under_way:  # also those behind one that has not ended
-                call.Test()
-            self._looked_at = perf_counter_ns()
+            begin = self._queue.popleft()
+            self._under_way.append(begin())
         return self._done >= count
-
-    def _begun(self, begin: Callable, *facts):
-        if self._notice is None:
-            return begin()
-        noticed = self._notice(*facts)  # before the call, which may already do a part of its work
-        return _Noticed(begin(), noticed)
-
-
-class _Noticed:
-    """A request that reports its end, once."""
-
-    def __init__(self, request, noticed):
-        self._request = request
-        self._noticed = noticed
-
-    def Test(self) -> bool:
-        if self._noticed is not None and self._request.Test():
-            self._noticed.ended()
-            self._noticed = None
-        return self._noticed is None

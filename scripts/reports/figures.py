@@ -1,7 +1,7 @@
 """Draw all figures of one run, or of several."""
 
 from scripts.prediction.run_prediction import message_matrix, own_exchange, own_schedule
-from traces.plots import comparison, expected, loss_curves, network, ranks, slices, timeline, whole_run
+from traces.plots import comparison, expected, loss_curves, network, ranks, timeline, whole_run
 from traces.read.traffic import node_traffic
 from traces.verdict.summary import TimedRun
 
@@ -16,8 +16,6 @@ def figures_of_run(measured: TimedRun) -> dict:
     }
     if any(row.get("loss") is not None for row in measured.run.log):
         figures |= {"loss": loss_curves.draw([measured]), "whole-run": whole_run.draw(measured)}
-    if (by_slice := slices.draw(measured)) is not None:
-        figures["slices"] = by_slice
     if counted := node_traffic(measured.run, measured.times):
         links = [measured.run.links.get(node) for node in counted.nodes]
         predicted = own_schedule(measured.run)

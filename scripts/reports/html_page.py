@@ -30,8 +30,6 @@ CAPTIONS = {
     "timeline": "Three steps, with the median one among them, a row per rank. Hatched: waiting for other ranks. Below: "
     "bytes per second through each node's port, in and out; dashed: the probed rate. With pipeline stages: one step, "
     "the stages below each other; numbers are microbatches, white means waiting for another stage.",
-    "slices": "One step's slices, a row per root: when each rank exchanges its part of them. On the right: the slice's "
-    "bytes.",
     "phases": "The median step, cut into its phases.",
     "ports": "Bytes through each node's port in a step. Dashed: the most that the port carries in that time. Diamonds: "
     "the sum of the strategy's messages.",

@@ -38,10 +38,6 @@ class GroupTracer:
         """Trace like Tracer.phase."""
         return self._tracer.phase(name, bytes, None if root is None else self._job_ranks[root])
 
-    def call(self, name: str, bytes: int, root: int):
-        """Trace like Tracer.call."""
-        return self._tracer.call(name, bytes, self._job_ranks[root])
-
 
 class SharedModel:
     """A rank's place among the ranks that share a model. Collective.

@@ -43,7 +43,7 @@ STALL_STEPS = 10
 class RunState:
     """The state of a run at one moment. Times are None if unknown.
 
-    log: rows by step, only some of them if the log is long. elapsed_s: from the beginning of this start to now, or to
+    log: rows by step, only the last ones if the log is long. elapsed_s: from the beginning of this start to now, or to
     its last step if the run is over. remaining_s: extrapolated from the steps so far. stall: a sentence, or "".
     measured, answer: the last traced steps and their diagnosis (diagnose.py --json); if None, unmeasured says why.
     """

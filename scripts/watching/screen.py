@@ -2,7 +2,7 @@
 
 From the top: the run and its progress, the verdict, the loss, each rank's step, each node's port. If not all ranks and
 nodes fit on the screen, those that the verdict names come first, then the ranks that compute longest and the nodes with
-the busiest ports. The loss curve gets the remaining lines.
+the busiest ports.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from rich.console import Group
 from rich.text import Text
 
 from scripts.training.step_records import STANDS_OUT, slowest
-from scripts.watching.curve import Glyphs, curve_lines
+from scripts.watching.bars import Glyphs
 from scripts.watching.run_state import RunState, rows_since
 from traces.read.runs import strategy_name
 from traces.read.waits import STATES
@@ -23,8 +23,6 @@ from traces.units import bytes_text, count_text, duration_text, mfu_text, second
 from traces.verdict.summary import wait_table
 
 # Numbers of lines.
-LEAST_CURVE = 4
-MOST_CURVE = 30
 MOST_VERDICT = 4
 MOST_STALL = 2
 BAR = 20  # columns of a bar beside numbers
@@ -45,10 +43,9 @@ class RankRow:
 
 def screen(state: RunState, columns: int, lines: int, glyphs: Glyphs) -> Group:
     """Return the text of the screen: at most `lines` lines of at most `columns` characters."""
-    head = [*_head(state, columns, glyphs), *_verdict(state, columns)]
-    below = _below(state, columns, max(4, lines - len(head) - LEAST_CURVE - 2), glyphs)
-    height = min(MOST_CURVE, max(LEAST_CURVE, lines - len(head) - len(below) - 2))
-    shown = [*head, *_loss(state, columns, height, glyphs), *below][:lines]
+    head = [*_head(state, columns, glyphs), *_verdict(state, columns), "", _loss(state)]
+    below = _below(state, columns, max(4, lines - len(head)), glyphs)
+    shown = [*head, *below][:lines]
     texts = [line if isinstance(line, Text) else Text(line.rstrip()) for line in shown]
     for text in texts:
         text.no_wrap = True
@@ -120,14 +117,14 @@ def _verdict(state: RunState, columns: int) -> list[Text | str]:
     return ["", *(Text(line, "bold") for line in lines)]
 
 
-def _loss(state: RunState, columns: int, height: int, glyphs: Glyphs) -> list[str]:
-    rows = [(row["step"], row["loss"]) for row in state.log if "loss" in row]
+def _loss(state: RunState) -> str:
+    rows = [row for row in state.log if "loss" in row]
     if not rows:
-        return ["", "loss: no step yet"]
-    title = f"loss {rows[-1][1]:.4f} after step {rows[-1][0]}"
+        return "loss: no step yet"
+    text = f"loss {rows[-1]['loss']:.4f} after step {rows[-1]['step']}"
     if found := [row for row in state.log if "val_loss" in row]:
-        title += f", validation {found[-1]['val_loss']:.4f} after step {found[-1]['step']}"
-    return ["", title, *curve_lines(rows, columns, height, glyphs)]
+        text += f", validation {found[-1]['val_loss']:.4f} after step {found[-1]['step']}"
+    return text
 
 
 def _below(state: RunState, columns: int, room: int, glyphs: Glyphs) -> list[str]:

@@ -31,7 +31,9 @@ def write_run(
     for identity, rank_spans, offset in zip(identities, spans, offsets_ns, strict=True):
         clock = {"offset_ns": offset, "error_ns": 3000 if offset else 0}
         path = files.trace_path(folder / "traces", identity["rank"])
-        write_spans(path, files.TRACE_FORMAT, identity, clock, records_of(rank_spans, offset))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        header = json.dumps(files.header_of(identity, clock)).encode()
+        path.write_bytes(header + b"\n" + records_of(rank_spans, offset).tobytes())
     config = {
         "format": files.RUN_FORMAT,
         "settings": {"strategy": strategy, "server": "colocated", **settings},
@@ -46,24 +48,6 @@ def write_run(
     rows = log if log is not None else default_log(spans)
     (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
-
-
-def write_calls(run, rank: int, calls, offset_ns=0) -> Path:
-    """A rank's calls, such spans as write_run's, beside its trace."""
-    identity, clock = identity_of(run, rank), {"offset_ns": offset_ns, "error_ns": 0}
-    path = files.calls_path(Path(run) / "traces", rank)
-    write_spans(path, files.CALLS_FORMAT, identity, clock, records_of(calls, offset_ns))
-    return path
-
-
-def write_spans(path: Path, kind: str, identity: dict, clock: dict, records: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(json.dumps(files.header_of(kind, identity, clock)).encode() + b"\n" + records.tobytes())
-
-
-def identity_of(run, rank: int) -> dict:
-    with files.trace_path(Path(run) / "traces", rank).open("rb") as file:
-        return json.loads(file.readline())["identity"]
 
 
 def write_counters(folder, node: int, rows) -> None:

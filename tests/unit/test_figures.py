@@ -17,7 +17,7 @@ from scripts.prediction.run_prediction import message_matrix, own_schedule
 from scripts.reports.html_page import CAPTIONS, write_report
 from scripts.reports.verdict import diagnose, evidence_rows
 from tests.support.drawn import is_inside, title_of, top_of
-from tests.support.make_run import MS, simulate, write_calls, write_run
+from tests.support.make_run import simulate, write_run
 from traces import read_run
 from traces.plots import comparison, expected, network, ranks, timeline
 from traces.read.traffic import node_traffic
@@ -35,19 +35,12 @@ LINKS = [
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    """reduce-bcast on 9 ranks of 5 nodes, rank 3 slow; node 0 takes in 10 MB a step, the others 2.
-
-    Each rank's reduce in every step is noted as a call, too.
-    """
+    """reduce-bcast on 9 ranks of 5 nodes, rank 3 slow; node 0 takes in 10 MB a step, the others 2."""
     folder = write_run(tmp_path_factory.mktemp("runs") / "run", simulate("reduce-bcast", NINE, slow=(3,)), NINE)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"links": LINKS, "parameters": 1_000_000}))
     run = read_run(folder)
     step = [one for one in run.ranks[0].records if one["phase"] == INDEX["step"]]
-    for rank, trace in enumerate(run.ranks):
-        reduces = trace.records[trace.records["phase"] == INDEX["reduce"]]
-        calls = [(one["step"], "reduce", 0, one["start"] / MS, one["end"] / MS, 4_000_000) for one in reduces]
-        write_calls(folder, rank, calls)
     for node in NODES:
         times = [step[0]["start"], *(one["end"] for one in step)]
         rows = [(time, index * (10e6 if node == 0 else 2e6), index * 3e6, 0) for index, time in enumerate(times)]

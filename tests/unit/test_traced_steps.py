@@ -7,8 +7,8 @@ import pytest
 
 from scripts.training.meeting import MeetingPoint
 from tests.unit.test_traces import IDENTITY, trace_of
-from traces.read.trace_files import read_calls, read_counters
-from traces.record.files import CounterFile, calls_path, counters_path
+from traces.read.trace_files import read_counters
+from traces.record.files import CounterFile, counters_path
 from traces.record.phases import INDEX, STEP
 from traces.record.recorder import Tracer
 from traces.record.steps import REGULAR_EACH, SlowSteps, is_regular
@@ -23,13 +23,11 @@ def traced(tmp_path, count, first=1, steps="on", kept=(), **options):
         with tracer.step(number):
             with tracer.phase("forward"):
                 pass
-            tracer.call("reduce", 1, 0).ended()
             if number in kept:
                 tracer.keep_step()
     tracer.close()
     found = trace_of(tmp_path).records
     assert (np.unique(found["step"], return_counts=True)[1] == 2).all(), "the phase and the step, or neither"
-    assert read_calls(calls_path(tmp_path, 0), {})[1]["step"].tolist() == np.unique(found["step"]).tolist()
     return np.unique(found["step"]).tolist()
 
 
@@ -85,8 +83,8 @@ def test_counters_of_steps_that_are_left_out(tmp_path):
 
 def test_files_end_where_they_are_as_large_as_allowed(tmp_path, monkeypatch):
     monkeypatch.setattr("traces.record.recorder.WRITE_AT_STEP_END_NS", 0)
-    steps = traced(tmp_path, 200, most_bytes=50 * 3 * 36)
-    assert steps == list(range(1, 51)), "three records a step: the step, the phase and the call"
+    steps = traced(tmp_path, 200, most_bytes=50 * 2 * 36)
+    assert steps == list(range(1, 51)), "two records a step: the step and the phase"
     tracer = Tracer(tmp_path, IDENTITY, most_bytes=100)
     assert not tracer.is_full
     for number in (1, 2, 3):

@@ -91,7 +91,7 @@ def draw_lanes(axes: Axes, lanes: Lanes, ranks: int, lane_inches: float) -> None
 
     def fill(chosen, left, right, **style):
         low = lanes.row[chosen] - height / 2
-        add_bars(axes, left[chosen], right[chosen], low, low + height, rasterized=pixels, **style)
+        _add_bars(axes, left[chosen], right[chosen], low, low + height, rasterized=pixels, **style)
 
     for name in PHASES:
         chosen = lanes.phase == INDEX[name]
@@ -109,7 +109,7 @@ def draw_lanes(axes: Axes, lanes: Lanes, ranks: int, lane_inches: float) -> None
     axes.set_ylim(ranks - 0.4, -0.6)
 
 
-def add_bars(axes: Axes, left, right, low, high, **style) -> None:
+def _add_bars(axes: Axes, left, right, low, high, **style) -> None:
     """Draw bars with these edges, (n,) each, as one collection."""
     x = np.stack([left, right, right, left], axis=1)
     y = np.stack([low, low, high, high], axis=1)
@@ -119,12 +119,12 @@ def add_bars(axes: Axes, left, right, low, high, **style) -> None:
 def label_lanes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool = False) -> None:
     """Label the lanes of `lanes_of` with nodes and ranks, or with replica, stage and shard if ranks share models."""
     if measured.run.mesh is None:
-        label_nodes(axes, measured, lane_inches, hosts)
+        _label_nodes(axes, measured, lane_inches, hosts)
     else:
-        label_places(axes, measured.run, lane_inches)
+        _label_places(axes, measured.run, lane_inches)
 
 
-def label_nodes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool = False) -> None:
+def _label_nodes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool = False) -> None:
     """Write rank numbers and node names left of the lanes, as many as fit; draw bands behind every other node's lanes.
 
     hosts: also name the hosts.
@@ -172,7 +172,7 @@ def lane_order(run: Run) -> np.ndarray:
     return np.arange(len(run.ranks)) if run.mesh is None else run.mesh.order
 
 
-def label_places(axes: Axes, run: Run, lane_inches: float) -> None:
+def _label_places(axes: Axes, run: Run, lane_inches: float) -> None:
     """Write "stage 0 shard 1 (rank 3)" left of the lanes, as many as fit, with the host if there are several nodes.
 
     Draws bands behind every other replica or, of a single replica, every other stage.

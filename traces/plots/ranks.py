@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from traces.plots import look
 from traces.plots.lanes import label_lanes, lane_height, lane_order
 from traces.read.waits import STATES
-from traces.record.phases import COMPUTE, EXCHANGE, INDEX, PIPELINE
+from traces.record.phases import COMPUTE, EXCHANGE, PIPELINE
 from traces.units import short_ms
 from traces.verdict.summary import TimedRun, wait_table
 from traces.verdict.titles import title_lines
@@ -30,8 +30,7 @@ PLAIN = {"data": look.COLOUR["data"], "computing": look.BLUE, "copies": look.PUR
 
 def draw_map(measured: TimedRun) -> Figure:
     times = measured.times
-    exchanges = [INDEX[name] for name in (*EXCHANGE, *PIPELINE)]
-    waiting = times.waiting[:, :, exchanges].sum(axis=2) + times.phase("wait")
+    waiting = times.waiting_in(*EXCHANGE, *PIPELINE) + times.phase("wait")
     tables = {"computing": times.phase(*COMPUTE) * 1e3, "waiting for others": waiting * 1e3}
     ranks = len(measured.run.ranks)
     lane = lane_height(ranks, 4.0)

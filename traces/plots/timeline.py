@@ -51,7 +51,7 @@ def draw(measured: TimedRun) -> Figure:
     return figure
 
 
-def _window(measured: TimedRun, most: int = STEPS) -> tuple[int, int]:
+def _window(measured: TimedRun, most: int) -> tuple[int, int]:
     """Return (index of the first step, number of steps): at most `most` consecutive ones near the representative step.
 
     The representative step is in the middle, unless the window would have a step so long that others vanish.

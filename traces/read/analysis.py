@@ -148,7 +148,7 @@ def check_sums(run: Run, times: StepTimes, tolerance: float = TOLERANCE) -> list
     A rank's phases are compared with its steps, and rank 0's steps with log.jsonl.
     """
     steps = times.phase(STEP).sum(axis=0)
-    phases = times.seconds[:, :, [INDEX[name] for name in PHASES]].sum(axis=(0, 2))
+    phases = times.phase(*PHASES).sum(axis=0)
     difference = np.abs(steps - phases) / steps
     found = _check_log(run, times, tolerance)
     if count := int((difference > tolerance).sum()):

@@ -1,6 +1,6 @@
 """Read a run folder: config.json, log.jsonl and the traces of all ranks and nodes."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from traces.read.run_files import Gaps, read_config, read_log, read_measured_at_
 from traces.read.run_mesh import RunMesh, mesh_of
 from traces.read.schemas import PLACE
 from traces.read.starts import folder_of, folders_of, number_of, rows_of, starts_of
-from traces.read.trace_files import NodeCounters, RankTrace, read_calls, read_counters, read_trace
-from traces.record.files import END_CLOCKS, END_LINKS, RunError, calls_path, counters_path, trace_path
+from traces.read.trace_files import NodeCounters, RankTrace, read_counters, read_trace
+from traces.record.files import END_CLOCKS, END_LINKS, RunError, counters_path, trace_path
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,8 @@ def read_run(path, allow_missing: bool = False, most_bytes: int | None = None, s
     """Read a run folder. RunError with one line if something is missing or damaged.
 
     allow_missing: read a run even if parts are missing; RunError only if there is no trace, or if config.json
-    is from another run. most_bytes: of longer files, read only about this many bytes each: the last steps of traces and
-    counters, and lines from all over the log (tails.py). start: of a resumed run, which start, counted from 1; None for
-    the last one.
+    is from another run. most_bytes: of longer files, read only the last steps, samples and lines that fit. start: of a
+    resumed run, which start, counted from 1; None for the last one.
     """
     path = Path(path)
     gaps = Gaps(allow_missing)
@@ -132,7 +131,6 @@ def read_run(path, allow_missing: bool = False, most_bytes: int | None = None, s
     end_clocks = read_measured_at_end(folder, END_CLOCKS, gaps)
     end_links = read_measured_at_end(folder, END_LINKS, gaps)
     ranks = _read_traces(folder, config, end_clocks, gaps, most_bytes)
-    ranks = [_with_calls(folder, trace, end_clocks, gaps, most_bytes) for trace in ranks]
     config = config or {"settings": {"strategy": ranks[0].identity.get("strategy", "unknown")}}
     _check_places(of_config / "config.json", config, ranks)
     counters = _read_all_counters(folder, end_clocks, ranks, gaps, most_bytes)
@@ -192,23 +190,6 @@ def _read_traces(
             f"copy them from the nodes, or put --out on a file system that all nodes share"
         )
     return list(traces.values())
-
-
-def _with_calls(folder: Path, trace: RankTrace, end_clocks: dict[int, dict], gaps: Gaps, most_bytes) -> RankTrace:
-    """Add the rank's calls to its trace, if there is a file of them."""
-    path = calls_path(folder, trace.identity["rank"])
-    if not path.exists():
-        return trace
-    try:
-        identity, calls = read_calls(path, end_clocks, most_bytes)
-        if identity != trace.identity:
-            raise ValueError("another rank or another run wrote it")
-        return replace(trace, calls=calls)
-    except RunError as error:
-        gaps.found.append(f"{error}; it is left out")
-    except (OSError, ValueError) as error:
-        gaps.left_out(path, error)
-    return trace
 
 
 def _read_all_counters(

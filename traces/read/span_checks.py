@@ -15,8 +15,12 @@ MOST_COUNTED_PER_NS = 10_000  # 10 TB/s through a node's ports
 def check_records(records: np.ndarray, ranks: int) -> None:
     """Check an array of files.RECORD: sorted by end, phases one after the other, steps enclosing phases."""
     step = records["step"]
+    start = records["start"]
     end = records["end"]
-    _check_spans(records, ranks)
+    root = records["root"]
+    _demand((start >= 0) & (start <= end) & (end <= LATEST_NS), "a span ends before it begins, or its times are none")
+    known = (step >= 0) & (records["bytes"] >= 0) & (root >= -1) & (root < ranks)
+    _demand(known, "a step, root or size is impossible")
     _demand(np.diff(step) >= 0, "a step comes after a later one")
     _demand(np.diff(end) >= 0, "a span was written before an earlier one")
     is_step = records["phase"] == INDEX[STEP]
@@ -27,22 +31,6 @@ def check_records(records: np.ndarray, ranks: int) -> None:
     _demand(np.diff(steps["step"]) > 0, "a step is there twice")
     _demand(steps["end"] > steps["start"], "a step took no time")
     _check_edges(phases, steps, np.flatnonzero(is_step).searchsorted(np.flatnonzero(~is_step)))
-
-
-def check_calls(calls: np.ndarray, ranks: int) -> None:
-    """Check an array of files.RECORD of calls, which may overlap: sorted by end, each with a root."""
-    _check_spans(calls, ranks)
-    _demand(calls["root"] >= 0, "a call has no root")
-    _demand(np.diff(calls["end"]) >= 0, "a call was written before an earlier one")
-
-
-def _check_spans(spans: np.ndarray, ranks: int) -> None:
-    start = spans["start"]
-    end = spans["end"]
-    root = spans["root"]
-    _demand((start >= 0) & (start <= end) & (end <= LATEST_NS), "a span ends before it begins, or its times are none")
-    known = (spans["step"] >= 0) & (spans["bytes"] >= 0) & (root >= -1) & (root < ranks)
-    _demand(known, "a step, root or size is impossible")
 
 
 def _check_edges(phases: np.ndarray, steps: np.ndarray, following: np.ndarray) -> None:

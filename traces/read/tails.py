@@ -1,8 +1,7 @@
-"""Read parts of growing files. A viewer looks every few seconds and must not read gigabytes.
+"""Read the ends of growing files. A viewer looks every few seconds and must not read gigabytes.
 
-From records (RUN/traces), the end is read, starting at a whole step. From lines (log.jsonl), the end is read, and
-pieces spread evenly over the rest: enough for a curve. Small files are read whole. A run may still write the files,
-so the last record or line may be incomplete.
+Only the ends of long files are read: records (RUN/traces) from a whole step on, lines (log.jsonl) from a whole line on.
+A run may still write the files, so the last record or line may be incomplete.
 """
 
 import errno
@@ -15,7 +14,6 @@ import numpy as np
 from traces.record.phases import INDEX, STEP
 
 LONGEST_HEADER = 1 << 20
-PIECES = 64  # read from a long log before its end
 
 
 def open_regular(path):
@@ -57,26 +55,14 @@ def from_a_whole_step(records: np.ndarray) -> np.ndarray:
 def read_lines(path, most_bytes: int | None = None) -> list[bytes]:
     """Read the complete lines of a file, in order, without newlines. OSError.
 
-    most_bytes: of a longer file, read about this many bytes, half of them from its end.
+    most_bytes: of a longer file, read only the last lines that fit.
     """
     with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if most_bytes is None or size <= most_bytes:
-            return file.read().split(b"\n")[:-1]  # the rest after the last newline is empty or torn
-        last = size - most_bytes // 2
-        piece = most_bytes // 2 // PIECES
-        lines = []
-        for start in np.linspace(0, last - piece, PIECES).astype(int).tolist():
-            lines += _whole_lines(file, start, piece)
-        return lines + _whole_lines(file, last, size - last)
-
-
-def _whole_lines(file, start: int, length: int) -> list[bytes]:
-    """Return the lines that begin and end in this part of the file."""
-    begin = max(0, start - 1)  # a line begins at `start` only if the byte before it is a newline
-    file.seek(begin)
-    lines = file.read(length + start - begin).split(b"\n")
-    return lines[1:-1] if start else lines[:-1]
+        size = file.seek(0, 2)
+        start = 0 if most_bytes is None else max(0, size - most_bytes)
+        file.seek(max(0, start - 1))  # a line begins at `start` only if the byte before it is a newline
+        lines = file.read().split(b"\n")
+    return lines[1 if start else 0 : -1]  # the rest after the last newline is empty or torn
 
 
 def sizes(folder: Path) -> dict[str, tuple[int, int]]:

@@ -3,7 +3,7 @@
 All times are returned in nanoseconds on rank 0's clock.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,15 +30,11 @@ MOST_DRIFT = 0.1  # fraction of the time between two measurements: no real clock
 
 @dataclass(frozen=True)
 class RankTrace:
-    """One rank's trace.
-
-    records: array of RECORD, sorted by end. calls: array of RECORD of calls that overlap each other and phases.
-    """
+    """One rank's trace. records: array of RECORD, sorted by end."""
 
     identity: dict
     clock: dict
     records: np.ndarray
-    calls: np.ndarray = field(default_factory=lambda: np.empty(0, RECORD))
 
 
 @dataclass(frozen=True)
@@ -58,13 +54,14 @@ def read_trace(path, end_clocks: dict[int, dict] | None = None, most_bytes: int 
     whole steps that fit.
     """
     try:
-        header, records, is_cut = _read_spans(path, files.TRACE_FORMAT, most_bytes)
+        header, records, is_cut = _read_spans(path, most_bytes)
         identity = header["identity"]
         clock = header["clock"]
         end_clock = (end_clocks or {}).get(identity["node"])
         records = from_a_whole_step(records) if is_cut else records
         span_checks.check_records(records, identity["ranks"])
-        _move(records, clock, end_clock)
+        for name in ("start", "end"):
+            records[name] = to_rank_0(records[name], clock, end_clock)
     except OSError as error:
         raise RunError(f"{path} cannot be read ({error.strerror}); check its permissions and the disk") from None
     except ValueError as error:
@@ -72,18 +69,6 @@ def read_trace(path, end_clocks: dict[int, dict] | None = None, most_bytes: int 
     # Between the two measurements, the larger of their errors bounds the error of the interpolated offset.
     error_ns = max(clock["error_ns"], end_clock["error_ns"] if end_clock else 0)
     return RankTrace(identity, clock | {"error_ns": error_ns}, records)
-
-
-def read_calls(path, end_clocks: dict[int, dict], most_bytes: int | None = None) -> tuple[dict, np.ndarray]:
-    """Read one rank's calls: (identity, array of RECORD). most_bytes: of a longer file, read only its end.
-
-    OSError, RunError, or ValueError where the calls are damaged.
-    """
-    header, calls, _ = _read_spans(path, files.CALLS_FORMAT, most_bytes)
-    identity = header["identity"]
-    span_checks.check_calls(calls, identity["ranks"])
-    _move(calls, header["clock"], end_clocks.get(identity["node"]))
-    return identity, calls
 
 
 def read_counters(path, end_clocks: dict[int, dict], most_bytes: int | None = None) -> NodeCounters:
@@ -109,9 +94,9 @@ def read_at_end(folder, name: str) -> dict[int, dict]:
     return {node["node"]: node for node in found}
 
 
-def _read_spans(path, kind: str, most_bytes: int | None) -> tuple[dict, np.ndarray, bool]:
-    """Read a file of RECORD as read_records does, with its header checked and its phases in the order of NAMES."""
-    header, records, is_cut = read_records(path, RECORD, lambda line: _parse_header(path, kind, line), most_bytes)
+def _read_spans(path, most_bytes: int | None) -> tuple[dict, np.ndarray, bool]:
+    """Read a trace as read_records does, with its header checked and its phases in the order of NAMES."""
+    header, records, is_cut = read_records(path, RECORD, lambda line: _parse_header(path, line), most_bytes)
     if len(records) and not (records["phase"].min() >= 0 and records["phase"].max() < len(header["phases"])):
         raise ValueError("a record names a phase that its header does not list")
     if header["phases"] != list(NAMES):
@@ -119,14 +104,15 @@ def _read_spans(path, kind: str, most_bytes: int | None) -> tuple[dict, np.ndarr
     return header, records, is_cut
 
 
-def _parse_header(path, kind: str, line: bytes) -> dict:
-    """Decode and check the header of a file of this kind."""
+def _parse_header(path, line: bytes) -> dict:
+    """Decode and check the header of a trace."""
     try:
         header = schemas.parse(line)
-        is_known = line.endswith(b"\n") and header["format"] == kind
+        is_known = line.endswith(b"\n") and header["format"] == files.TRACE_FORMAT
     except (ValueError, KeyError, TypeError):
         is_known = False
     if not is_known:
+        kind = files.TRACE_FORMAT
         raise RunError(f"{path} is not a trace file: its first line is not the header of a {kind}; remove it")
     if header.get("version") != VERSION:
         found = schemas.shown(header.get("version"))
@@ -144,12 +130,6 @@ def _parse_header(path, kind: str, line: bytes) -> dict:
     schemas.check_identity(header["identity"])
     schemas.check_clock(header["clock"])
     return header
-
-
-def _move(records: np.ndarray, start: dict, end: dict | None) -> None:
-    """Move spans onto rank 0's clock, with to_rank_0."""
-    for name in ("start", "end"):
-        records[name] = to_rank_0(records[name], start, end)
 
 
 def to_rank_0(times: np.ndarray, start: dict, end: dict | None) -> np.ndarray:

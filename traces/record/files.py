@@ -4,9 +4,6 @@ rank-00000.trace, one file for each rank: a line of JSON, "\\n", then records of
 `format` and `version`; `identity` (rank, ranks, node, host, local_rank, strategy); `phases`, the names that a record's
 `phase` indexes; `fields`, the record's layout as NumPy writes it; and `clock`. A record is `RECORD`.
 
-rank-00000.calls, if a rank's calls overlap each other and phases: the same format, with a record for each call, sorted
-by end. Most strategies make one call at a time, which has the times of its phase: then this file does not exist.
-
 node-00000.counters, one file for each node, of its network counters: a line of JSON (`format`, `version`, `node`,
 `host`, `ports`, `clock`), "\\n", then records of `COUNTERS` until the end.
 
@@ -33,7 +30,6 @@ from traces.record.phases import NAMES
 
 RUN_FORMAT = "gpt2-mpi run 1"  # of config.json
 TRACE_FORMAT = "gpt2-mpi trace"
-CALLS_FORMAT = "gpt2-mpi calls"
 COUNTERS_FORMAT = "gpt2-mpi counters"
 END_CLOCKS = "clocks.json"
 END_LINKS = "links.json"
@@ -57,31 +53,25 @@ def trace_path(folder, rank: int) -> Path:
     return Path(folder) / f"rank-{rank:05d}.trace"
 
 
-def calls_path(folder, rank: int) -> Path:
-    return Path(folder) / f"rank-{rank:05d}.calls"
-
-
 def counters_path(folder, node: int) -> Path:
     return Path(folder) / f"node-{node:05d}.counters"
 
 
 def remove_earlier(folder, identity: dict) -> None:
-    """Remove files of an earlier run in the same folder: this rank's calls; on rank 0 also the files of that run's end
-    and of ranks that this run does not have."""
-    calls_path(folder, identity["rank"]).unlink(missing_ok=True)
+    """On rank 0, remove files of an earlier run in the same folder: of its end, and of ranks that this run lacks."""
     if identity["rank"] == 0:
         for name in (END_CLOCKS, END_LINKS):
             (Path(folder) / name).unlink(missing_ok=True)
-        for earlier in Path(folder).glob("rank-*.*"):
+        for earlier in Path(folder).glob("rank-*.trace"):
             rank = earlier.stem.removeprefix("rank-")
-            if earlier.suffix in (".trace", ".calls") and rank.isdecimal() and int(rank) >= identity["ranks"]:
+            if rank.isdecimal() and int(rank) >= identity["ranks"]:
                 earlier.unlink()
 
 
-def header_of(kind: str, identity: dict, clock: dict | None) -> dict:
-    """Return the header of one rank's file. clock: None if all ranks read the same clock."""
+def header_of(identity: dict, clock: dict | None) -> dict:
+    """Return the header of one rank's trace. clock: None if all ranks read the same clock."""
     clock = clock or {"offset_ns": 0, "error_ns": 0}
-    header = {"format": kind, "version": VERSION, "identity": identity}
+    header = {"format": TRACE_FORMAT, "version": VERSION, "identity": identity}
     return header | {"phases": NAMES, "fields": RECORD.descr, "clock": clock}
 
 
@@ -118,10 +108,8 @@ class RecordFile:
         self._file = file
 
     def write(self) -> None:
-        """Hand the records to the operating system. Begins the file if necessary."""
+        """Hand the records to the operating system."""
         if self.records:
-            if not self.is_open:
-                self.begin()
             _write_all(self._file, np.array(self.records, self._record).tobytes())
             self.written += len(self.records)
             self.records.clear()

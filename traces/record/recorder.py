@@ -17,27 +17,6 @@ WRITE_AT_PHASE_END_NS = 1_000_000_000
 PROBES = 500  # spans that tracing_share measures: they take a millisecond
 
 
-class TracedCall:
-    """A call that begins when this object is created. file: None if nothing is written."""
-
-    __slots__ = ("_call", "_file")
-
-    def __init__(self, file: RecordFile | None, step: int, name: str, size: int, root: int):
-        self._file = file
-        self._call = (step, INDEX[name], root, perf_counter_ns(), size)
-
-    def ended(self) -> None:
-        if self._file is not None:
-            step, phase, root, start, size = self._call
-            self._file.records.append((step, phase, root, start, perf_counter_ns(), size))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.ended()
-
-
 class Tracer:
     """Times phases, keeps the current step's sums, and writes every span of the traced steps.
 
@@ -71,7 +50,6 @@ class Tracer:
         self.is_full = False
         self._may_write = folder is not None and steps != "off"
         self._trace = None
-        self._calls = None
         self._files: list[RecordFile] = []
         self._counters = counters
         self.traced_ns = 0  # the time of the steps that were kept
@@ -87,10 +65,8 @@ class Tracer:
             self._folder = folder
             self._identity = identity
             path = files.trace_path(folder, identity["rank"])
-            self._trace = RecordFile(path, files.header_of(files.TRACE_FORMAT, identity, clock), RECORD)
-            path = files.calls_path(folder, identity["rank"])
-            self._calls = RecordFile(path, files.header_of(files.CALLS_FORMAT, identity, clock), RECORD)
-            self._files = [file for file in (self._trace, self._calls, counters) if file is not None]
+            self._trace = RecordFile(path, files.header_of(identity, clock), RECORD)
+            self._files = [self._trace] if counters is None else [self._trace, counters]
         if not waits:
             self.begin()
         self._writing = self._is_traced(0)
@@ -136,15 +112,6 @@ class Tracer:
         root: a world rank or None.
         """
         return self._new_phase(self, check_phase(name), bytes, -1 if root is None else root)
-
-    def call(self, name: str, bytes: int, root: int) -> TracedCall:
-        """Begin a call that overlaps others: call `ended()` when it is complete, or use it in a with block.
-
-        It counts in no phase's seconds. name: the phase that it is part of. bytes: of its message in the wire's format.
-        root: a world rank. With a GPU nothing is written, because queued work runs later.
-        """
-        is_written = self._writing and self._stream is None
-        return TracedCall(self._calls if is_written else None, self._step_number, name, bytes, root)
 
     @contextmanager
     def interruption(self, name: str, bytes: int = 0, root: int | None = None):
@@ -313,8 +280,7 @@ def tracing_share(tracer: Tracer) -> float:
     """Return the fraction of the traced steps' time that writing spans and reading counters took."""
     if not tracer.traced_ns:
         return 0.0
-    spans = sum(file.written for file in tracer._files if file is not tracer._counters)
-    return (spans * _span_ns() + tracer.counters_ns) / tracer.traced_ns
+    return (tracer._trace.written * _span_ns() + tracer.counters_ns) / tracer.traced_ns
 
 
 def _span_ns() -> float:

@@ -102,7 +102,6 @@ class Following:
     def read(self):
         run = read_both_ways(self.folder)
         parts = [run.config, run.log, *(one.records.tobytes() for one in (*run.ranks, *run.counters))]
-        parts += [one.calls.tobytes() for one in run.ranks]
         if (content := repr(parts)) not in self.seen:
             self.seen.add(content)
             check_run(run)
@@ -163,7 +162,7 @@ def case(run: Path, path: Path, mutate, following: Following, judge, least: int)
 
     def content(value):
         parts = [one.records.tobytes() for one in (*value.ranks, *value.counters)]
-        return repr([value.config, value.log, parts, [one.calls.tobytes() for one in value.ranks]])
+        return repr([value.config, value.log, parts])
 
     return Damaged(
         path, mutate, following.read, RunError, judge, run, content, lacks=lambda value: bool(value.missing),

@@ -35,7 +35,6 @@ KINDS: dict[str, Callable[[Path], Damaged]] = {
     "run, config.json": runs.config,
     "run, log.jsonl": runs.log,
     "run, trace": trace_files.trace,
-    "run, calls": trace_files.calls,
     "run, counters": trace_files.counters,
     "run, clocks.json": trace_files.end_clocks,
     "run, links.json": trace_files.end_links,

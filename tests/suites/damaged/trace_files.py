@@ -6,24 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from scripts.prediction.run_prediction import own_schedule
 from tests.suites.damaged.runs import Following, case, measured_run, of_json
-from tests.support.make_run import MS, write_calls
 from tests.support.mutations import Damaged, Mutator
 from traces import read_run
-from traces.plots import slices
 from traces.record.files import COUNTERS, END_LINKS, RECORD, counters_path, trace_path
-from traces.record.phases import INDEX, NAMES, STEP
-from traces.verdict.summary import measure_runs
-
-
-class FollowingCalls(Following):
-    """They are drawn, and nothing else is made of them."""
-
-    def use(self, run) -> None:
-        super().use(run)
-        if len(self.seen) % 8 == 1:
-            slices.draw(measure_runs([run], own_schedule)[0])
+from traces.record.phases import NAMES
 
 
 def of_trace(mutator: Mutator, content: bytes) -> bytes:
@@ -61,25 +48,6 @@ def trace(folder: Path) -> Damaged:
             assert records == spans_in(mutant, end[value.ranks[1].identity["node"]])
 
     return case(run, trace_path(run / "traces", 1), of_trace, Following(run, folder), judge, least=10)
-
-
-def calls(folder: Path) -> Damaged:
-    run = measured_run(folder)
-    end = {clock["node"]: clock for clock in json.loads((run / "traces" / "clocks.json").read_text())}
-    steps = {
-        trace.identity["rank"]: trace.records[trace.records["phase"] == INDEX[STEP]] for trace in read_run(run).ranks
-    }
-    noted = [(int(step), "reduce", 0, start / MS, start / MS + 1, 500) for step, start in steps[1][["step", "start"]]]
-    path = write_calls(run, 1, noted)
-
-    def judge(mutant, value):
-        if value.missing:
-            assert str(path) in str(value.missing)
-            return
-        found = [(step, NAMES[phase], *rest) for step, phase, *rest in value.ranks[1].calls.tolist()]
-        assert found == spans_in(mutant, end[value.ranks[1].identity["node"]])
-
-    return case(run, path, of_trace, FollowingCalls(run, folder), judge, least=10)
 
 
 def counters(folder: Path) -> Damaged:
