@@ -26,8 +26,7 @@ from scripts.bench.report import ReportFile
 from scripts.bench.turns import in_turns
 from scripts.exchange_bench.contenders import chosen_makers
 from scripts.exchange_bench.exchange_progress import ExchangeProgress
-from scripts.exchange_bench.exchange_table import lower_bound_s, summarize, tables
-from scripts.exchange_bench.gloo import Gloo, check_torch
+from scripts.exchange_bench.exchange_table import lower_bound_s, summarize, table
 from scripts.exchange_bench.rounds import counted_repetition
 from scripts.exchange_bench.values import vector_size
 from scripts.settings.training import OneLineParser
@@ -36,7 +35,6 @@ from scripts.settings.units import bytes_per_s, repetitions, sizes
 
 def main():
     parser = exchange_parser(__doc__, repeat=5)
-    parser.add_argument("--vs", choices=("torch",), help="also time PyTorch's all-reduce on CPUs (gloo)")
     parser.add_argument("--figure", type=Path, metavar="FILE.png", help="draw the contenders, also as FILE.svg")
     settings = parser.parse_args()
     world = start_world()
@@ -48,7 +46,7 @@ def main():
     progress = ExchangeProgress(settings.bytes, [*makers], settings.repeat)
     for size_bytes in settings.bytes:
         bench(world, makers, size_bytes, report, ports, progress, file)
-        world.print(f"{tables(report, report['sizes'][-1])}\n")
+        world.print(f"{table(report, report['sizes'][-1])}\n")
     with world.together(UserError):
         if world.rank == 0:
             file.write(report | {"complete": True})
@@ -73,9 +71,6 @@ def check(settings, world) -> dict:
     makers = chosen_makers(settings.strategies, world.size)
     if settings.link and world.node_count == 1:
         raise UserError("--link with all ranks on one node, where nothing crosses a network: leave it out")
-    if settings.vs == "torch":
-        check_torch()
-        makers["gloo"] = Gloo
     if settings.figure and settings.figure.suffix != ".png":
         raise UserError(f"--figure {settings.figure}: expected a name that ends in .png")
     if world.rank == 0:
@@ -87,9 +82,8 @@ def check(settings, world) -> dict:
 
 def describe(settings, world, ports: Ports) -> dict:
     """Return the report before the first measurement. Collective."""
-    packages = ["numpy", "mpi4py", *(["torch"] if settings.vs else [])]
     interfaces = dict(world.comm.allgather((world.node, ports.names)))
-    return describe_job(world, settings.link, *packages) | {
+    return describe_job(world, settings.link, "numpy", "mpi4py") | {
         "settings": {"strategies": settings.strategies, "bytes": settings.bytes, "repeat": settings.repeat},
         "interfaces": [interfaces[node] for node in range(world.node_count)],
         "sizes": [],

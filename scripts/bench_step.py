@@ -4,23 +4,21 @@
     python scripts/bench_step.py --model gpt2-124M --batch-size 4 --seq-len 256 --vs torch --json step.json
     python scripts/bench_step.py --backend cupy --batch-size 64 --seq-len 1024 --vs torch --vs llmc=PATH --json gpu.json
 
-Every contender is a separate process, so that its peak memory can be measured. --vs torch adds PyTorch, eager and
-compiled; torch is not a dependency of the project.
+Every contender is a separate process, so that its memory can be measured. --vs torch adds PyTorch, eager and compiled;
+torch is not a dependency of the project. If a contender cannot be measured, a line says why, and the exit code is 1.
 
 On CPUs contenders take turns, so that drifts of the machine affect all of them. "matrix products alone" is the time of
 the step's matrix products, with the same shapes, dtype and threads; attention's products include the masked half. A
-bfloat16 step is also compared with ours in float32. "peak / it" divides the time of the products at the CPU's measured
-peak by the contender's step: it cannot exceed 1.
+bfloat16 step is also compared with ours in float32. MFU's 100% is the measured peak of the CPU's multiply-add.
 
-On a GPU (--backend cupy) each contender has the GPU to itself. The table shows each of our kernels beside the time that
-its bytes or operations take at this GPU's rates, measured in the same run. --vs llmc=PATH runs a train_gpt2cu of llm.c
-that you have built. Our own results come first, --json is written after every result, and the run ends within eight
-minutes.
+On a GPU (--backend cupy) each contender has the GPU to itself; MFU's 100% is the datasheet's dense bfloat16. --vs
+llmc=PATH runs a train_gpt2cu of llm.c that you have built. Profilers (nsys, ncu) show the times of single kernels.
 """
 
 import argparse
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from dist.console import open_console
@@ -33,18 +31,16 @@ from scripts.step_bench.process import ContenderError, serve
 
 def main():
     settings = parse()
-    if settings.backend == "cupy":
-        from scripts.step_bench import gpu_bench as bench
-        from scripts.step_bench import gpu_contenders as contenders
-    else:
-        from scripts.step_bench import cpu_bench as bench
-        from scripts.step_bench import cpu_contenders as contenders
     if settings.contender:  # this process measures on request (step_bench/process.py)
-        return serve(contenders.MAKERS, *settings.contender)
+        from scripts.step_bench.contenders import MAKERS
+
+        return serve(MAKERS, *settings.contender)
+    from scripts.step_bench.bench import bench
+
     try:
         if settings.json:
             place_of_file(settings.json)  # fail before the minutes of measuring
-        raise SystemExit(bench.bench(settings, PRESETS[settings.model]))
+        raise SystemExit(bench(settings, PRESETS[settings.model]))
     except (ContenderError, UserError) as error:
         print(f"bench_step.py: error: {error}", file=sys.stderr)
         raise SystemExit(USER_MISTAKE) from None
@@ -70,24 +66,20 @@ def parse():
     add("--repeat", type=int, default=7, metavar="R", help="turns of each contender (7): a step on CPUs, five on a GPU")
     rivals = "also measure PyTorch, eager and compiled; with cupy also the train_gpt2cu of llm.c at PATH"
     add("--vs", type=rival, action="append", default=[], metavar="torch|llmc=PATH", help=rivals)
-    peak = "with cupy: the peak that counts as 100%% MFU (this GPU's datasheet, dense bfloat16)"
-    add("--peak-tflops", type=float, metavar="TFLOPS", help=peak)
     add("--json", type=Path, metavar="FILE", help="write all measurements to this file")
     add("--contender", nargs=2, help=argparse.SUPPRESS)  # starts a contender's process: NAME SHAPE
     settings = parser.parse_args()
     settings.vs = dict(settings.vs)
+    if "torch" in settings.vs and find_spec("torch") is None:
+        parser.end("--vs torch needs PyTorch: pip install torch (the project itself does not)")
     if settings.backend == "cupy":
         if settings.threads:
             parser.error("--threads is for --backend numpy")
-        settings.dtype = settings.dtype or "bfloat16"
-        if "llmc" in settings.vs and settings.dtype != "bfloat16":
+        if "llmc" in settings.vs and settings.dtype == "float32":
             parser.error("--vs llmc is for --dtype bfloat16")
-        return settings
-    if settings.peak_tflops:
-        parser.error("--peak-tflops is for --backend cupy")
-    if "llmc" in settings.vs:
+    elif "llmc" in settings.vs:
         parser.error("--vs llmc is for --backend cupy")
-    settings.dtype = settings.dtype or "float32"
+    settings.dtype = settings.dtype or ("bfloat16" if settings.backend == "cupy" else "float32")
     settings.threads = settings.threads or len(os.sched_getaffinity(0))
     return settings
 

@@ -32,7 +32,7 @@ from scripts.bench.report import ReportFile
 from scripts.bench.turns import in_turns
 from scripts.cluster.program import split_command
 from scripts.compare import strategy_flags
-from scripts.exchange_bench.gloo import has_torch, start_gloo
+from scripts.machine.names import error_text
 from scripts.settings.checks import complete
 from scripts.settings.derived import global_batch
 from scripts.settings.training import OneLineParser, Settings, parse_settings
@@ -40,6 +40,7 @@ from scripts.settings.units import bytes_per_s, repetitions
 from scripts.training.assemble import assemble
 from scripts.training.plan import data_of
 from scripts.training.run_lock import RunLock
+from scripts.training_bench.gloo import has_torch, start_gloo
 from scripts.training_bench.training_table import ALONE, library_of, median_s, summarize, table
 
 # Our contenders: flags of train.py after those of the user. The first exchanges nothing: its step is computing alone.
@@ -197,7 +198,7 @@ def one_turn(steps: Iterator[tuple[float, float]]) -> tuple[list, str | None]:
     try:
         return list(steps), None
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:  # PyTorch refuses some over gloo
-        return [], f"{type(error).__name__}: {(str(error).strip() or repr(error)).splitlines()[0]}"
+        return [], error_text(error)
     finally:
         gc.collect()
 

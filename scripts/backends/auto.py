@@ -9,7 +9,6 @@ Between GPUs a trial compares all strategies that may be fastest, without overla
 model covers neither the links inside a node nor NCCL's algorithms.
 """
 
-import time
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,7 +19,6 @@ from dist.cost.model import Cluster, Prediction
 from dist.cost.overlap import Training
 from dist.gpu.buffers import device_zeros
 from dist.probe.links import rate_both_ways
-from dist.probe.ports import Ports
 from dist.wire import WireFormat
 from dist.world import World
 from gpt2.config import GPT2Config
@@ -28,7 +26,7 @@ from gpt2.errors import UserError
 from scripts.backends.backends import exchange_on_gpus, form_on_gpus
 from scripts.backends.step_timing import cluster_of, library
 from scripts.exchange_bench.contenders import DeviceContender, StrategyContender
-from scripts.exchange_bench.rounds import measure, measured_seconds
+from scripts.exchange_bench.rounds import measured_seconds
 from scripts.prediction.predictor import ABOUT_EQUAL, PredictedStep, predicted_step
 from scripts.settings.memory import check_memory, has_room, needed_bytes
 from strategies import OWN_FILE, Strategy, candidates
@@ -38,7 +36,7 @@ CANDIDATES = 3
 ROUNDS = 3
 NEAR = 1.25  # times the shortest step: the model may be wrong by this much
 TRIAL_S = 0.2  # predicted time of a trial's exchanges
-LONGEST_TRIAL_S = 0.3  # after this time no further round begins
+LONGEST_TRIAL_S = 0.3  # if the model was wrong, or a rate has changed
 LEAST_TRIAL_BYTES = 1 << 18
 MOST_TRIAL_BYTES = 64 << 20
 ALIKE = 2.0  # rates of a link at two starts may differ by this factor
@@ -219,18 +217,11 @@ def with_exchange(kind: type[Strategy], step: PredictedStep, training: Training,
 def trial_seconds(world: World, kinds: dict[str, type[Strategy]], size: int, wire_format: WireFormat) -> dict:
     """Return the median seconds of each strategy's exchange of `size` elements, measured in turn. Collective."""
     own_buffers = OwnBuffers(world, size)
-    ports = Ports()
-    begun = time.monotonic()
     contenders = {name: StrategyContender(world, own_buffers, wire_format, kind) for name, kind in kinds.items()}
-    found = {name: [] for name in kinds}
-    for _ in range(ROUNDS):
-        for name, results in measure(world, contenders, 1, ports).items():
-            found[name] += [one["seconds"] for one in results]
-        if world.comm.bcast(time.monotonic() - begun) > LONGEST_TRIAL_S:  # the model was wrong, or a rate has changed
-            break
+    seconds = measured_seconds(world, contenders, ROUNDS, LONGEST_TRIAL_S)
     for contender in contenders.values():
         contender.close()
-    return {name: float(np.median(seconds)) for name, seconds in found.items()}
+    return seconds
 
 
 def choose_on_gpus(world: World, settings, size: int, wire_format: WireFormat, comm) -> AutoChoice:

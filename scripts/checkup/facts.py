@@ -13,7 +13,7 @@ from collections import defaultdict
 from statistics import median
 
 from dist.console import say
-from scripts.machine.names import host_names, rank_names
+from scripts.machine.names import error_text, host_names, rank_names
 
 LAST_RESORT_S = 5.0
 
@@ -32,12 +32,6 @@ def gather(facts: dict, sections: dict, limit: "TimeLimit") -> None:
             facts[name] = section()
         except (Exception, SystemExit) as error:  # importing a library may raise even SystemExit
             facts["errors"][name] = error_text(error)
-
-
-def error_text(error: BaseException) -> str:
-    """Return the error's type and the first line of its message."""
-    first_line = (str(error).strip() or repr(error)).splitlines()[0]
-    return f"{type(error).__name__}: {first_line}"
 
 
 def variables(*names: str) -> dict[str, str]:

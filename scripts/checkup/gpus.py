@@ -1,9 +1,9 @@
 """Check the GPUs that the driver lists on a node, and the GPU that each rank would use."""
 
 from dist.probe.programs import LOCAL_RANKS, is_first, tool_output
-from scripts.checkup.facts import RankFacts, error_text, fact, variables
+from scripts.checkup.facts import RankFacts, fact, variables
 from scripts.checkup.report import FAIL, NOTE, SLOW, Problem, bytes_text
-from scripts.machine.names import rank_numbers
+from scripts.machine.names import error_text, rank_numbers
 
 QUERY = "nvidia-smi --query-gpu=name,driver_version --format=csv,noheader"
 USUALLY_FREE = 0.9  # this share of a GPU's memory, before training begins

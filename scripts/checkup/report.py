@@ -7,8 +7,8 @@ the requested model, or None. A check reads nothing but facts, so tests can inve
 import textwrap
 from dataclasses import dataclass
 
-from scripts.checkup.facts import RankFacts, error_text, fact
-from scripts.machine.names import rank_numbers
+from scripts.checkup.facts import RankFacts, fact
+from scripts.machine.names import error_text, rank_numbers
 
 FAIL = "will fail"
 SLOW = "will be slow"
@@ -21,8 +21,8 @@ WIDTH = 120
 # Facts of rank 0 that are printed beside the tables: {label: path}.
 LINES = {
     "versions": "software/versions", "interpreter": "software/interpreter", "MPI": "MPI/library", "BLAS": "BLAS/text",
-    "launcher": "launcher/kind", "mpirun": "launcher/mpiruns", "environment": "cores/variables",
-    "run folder in": "run folder/place", "GPU driver": "GPUs/driver",
+    "mpirun": "launcher/mpiruns", "environment": "cores/variables", "run folder in": "run folder/place",
+    "GPU driver": "GPUs/driver",
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from scripts.checkup.report import FAIL, NOTE, SLOW, Problem
 from scripts.machine.blas import FORCED, blas_facts, blas_text, unused_instructions
 from scripts.machine.checkout import source_hash
 from scripts.machine.host import versions
-from scripts.machine.launcher import find_launcher, find_mpiruns
+from scripts.machine.launcher import find_mpiruns
 
 PACKAGES = ("numpy", "numba", "threadpoolctl", "tiktoken")  # required for training, besides mpi4py
 MUST_AGREE = {
@@ -45,8 +45,8 @@ def mpi() -> dict:
 
 
 def launcher() -> dict:
-    """Return this process's launcher and, on a node's first rank, the mpirun programs of this machine."""
-    return {"kind": find_launcher(), "mpiruns": find_mpiruns() if is_first(LOCAL_RANKS) else []}
+    """Return the mpirun programs of this machine, on a node's first rank."""
+    return {"mpiruns": find_mpiruns() if is_first(LOCAL_RANKS) else []}
 
 
 def packages() -> None:

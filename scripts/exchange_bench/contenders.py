@@ -28,8 +28,8 @@ class Contender:
     """An exchange to measure. Every rank calls prepare, exchange (timed), finish and is_correct; at the end close.
 
     own_buffers: two vectors of this rank, (size,) each, which all contenders use in turn. family: "own" (strategies
-    that send messages themselves), "strategy" (strategies that call MPI's collectives), "mpi" or "torch". wire: the
-    dtype of the messages. whole: False for half of an exchange, such as MPI_Reduce alone.
+    that send messages themselves), "strategy" (strategies that call MPI's collectives) or "mpi". wire: the dtype of the
+    messages. whole: False for half of an exchange, such as MPI_Reduce alone.
     """
 
     family = "mpi"

@@ -1,4 +1,4 @@
-"""Summarize each contender's repetitions, and format the tables that bench_exchange.py prints."""
+"""Summarize each contender's repetitions, and format the table that bench_exchange.py prints."""
 
 import statistics
 
@@ -7,8 +7,6 @@ import numpy as np
 from scripts.bench.report import aligned
 from scripts.bench.turns import spread
 from traces.units import count_text
-
-MOST_NODES_SHOWN = 8  # with more nodes, only the JSON report lists each node's bytes
 
 
 def lower_bound_s(size_bytes: int, nodes: int, rate: float | None) -> float | None:
@@ -43,16 +41,10 @@ def summarize(contender, repetitions: list[dict], size_bytes: int, ranks: int, b
     }
 
 
-def tables(report: dict, size: dict) -> str:
-    """Return a header and a line per contender, fastest first, then each node's bytes if there are several nodes."""
+def table(report: dict, size: dict) -> str:
+    """Return a header and a line per contender, fastest first."""
     contenders = dict(sorted(size["contenders"].items(), key=lambda item: item[1]["seconds"]["median"]))
     parts = [head_lines(report, size), aligned(_rows(size, contenders))]
-    if 1 < report["nodes"] <= MOST_NODES_SHOWN:
-        parts.append("bytes in / out of each node's port, MB")
-        rows = [["", *(f"node {node}" for node in range(report["nodes"]))]]
-        for name, one in contenders.items():
-            rows.append([name, *(f"{way_in / 1e6:.2f} / {out / 1e6:.2f}" for way_in, out in one["node_bytes"])])
-        parts.append(aligned(rows))
     if any(not one["whole"] for one in contenders.values()):
         parts.append("MPI_Reduce, MPI_Bcast alone: half of an exchange each.")
     return "\n\n".join(parts)

@@ -5,6 +5,8 @@ windows of the previous exchange, and they are small if many ranks sent into one
 a barrier, because a spinning rank slows down ranks that still work.
 """
 
+import math
+import statistics
 import time
 
 import numpy as np
@@ -12,7 +14,7 @@ import numpy as np
 from dist.probe.ports import Ports
 from dist.waiting import barrier, gather_everywhere
 from dist.world import World, end_with_one_line
-from scripts.bench.turns import in_turns, spread
+from scripts.bench.turns import in_turns
 
 
 def measure(world: World, contenders: dict, repeat: int, ports: Ports) -> dict[str, list[dict]]:
@@ -23,10 +25,20 @@ def measure(world: World, contenders: dict, repeat: int, ports: Ports) -> dict[s
     return results
 
 
-def measured_seconds(world: World, contenders: dict, repeat: int) -> dict[str, float]:
-    """Return the median seconds of each contender, the same on every rank. Collective."""
-    results = measure(world, contenders, repeat, Ports())
-    return {name: spread([one["seconds"] for one in results[name]])["median"] for name in contenders}
+def measured_seconds(world: World, contenders: dict, rounds: int, longest_s: float = math.inf) -> dict[str, float]:
+    """Return the median seconds of each contender, the same on every rank. Collective.
+
+    longest_s: after this time no further round begins.
+    """
+    ports = Ports()
+    begun = time.monotonic()
+    found = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, (result,) in measure(world, contenders, 1, ports).items():
+            found[name].append(result["seconds"])
+        if world.comm.bcast(time.monotonic() - begun) > longest_s:
+            break
+    return {name: statistics.median(seconds) for name, seconds in found.items()}
 
 
 def counted_repetition(world: World, turn: int, name: str, contender, ports: Ports) -> dict:

@@ -1,1 +1,1 @@
-"""Facts about the measured machine: versions, CPU, GPU, the GPU's rates, launcher."""
+"""Facts about the measured machine: versions, CPU, GPU, mpiruns."""

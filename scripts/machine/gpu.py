@@ -1,7 +1,6 @@
-"""Describe the measured GPU: name, software, datasheet rate, and measured rates."""
+"""Describe the measured GPU: name, software, datasheet rate."""
 
 import ctypes
-import math
 
 import numpy as np
 
@@ -21,8 +20,6 @@ LIMITS = {
     "default_clock_mhz": ("nvmlDeviceGetDefaultApplicationsClock", (GRAPHICS_CLOCK,), 1),
     "most_clock_mhz": ("nvmlDeviceGetMaxClockInfo", (GRAPHICS_CLOCK,), 1),
 }
-RANDOM_VALUES = (1 << 22) + 13
-RATE_REPEATS = 3
 
 
 def gpu_facts(device) -> dict:
@@ -86,52 +83,3 @@ def on_gpu(device, values, storage: str):
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return device.cupy.asarray(rounded).view(dtype_of(storage))
-
-
-def random_on_gpu(device, *shape, storage: str = "bfloat16"):
-    """Return normally distributed values on the GPU. (Products of zeros are up to 13% faster.)"""
-    size = int(np.prod(shape))
-    block = on_gpu(device, np.random.default_rng(4).standard_normal(min(size, RANDOM_VALUES), np.float32), storage)
-    array = device.empty((size,), block.dtype)
-    for start in range(0, size, len(block)):  # copy one block: gigabytes of random numbers would take seconds
-        part = array[start : start + len(block)]
-        part[:] = block[: len(part)]
-    return array.reshape(shape)
-
-
-def copy_rate(device, count: int) -> float:
-    """Return the best rate of several copies of `count` bytes within the GPU: bytes read and written per second."""
-    one = device.empty((count,), np.uint8)
-    two = device.empty((count,), np.uint8)
-    ms = _best_ms(device, lambda: two.data.copy_from_device_async(one.data, count, device.stream))
-    return 2 * count / ms * 1e3
-
-
-def matmul_rates(device, size: int, storage: str, seconds: float) -> dict[str, float]:
-    """Return FLOP/s of the product of two (size, size) matrices with the best of cuBLASLt's algorithms.
-
-    "matmul_burst_flops": the fastest of a few products. "matmul_flops": the mean over the second half of `seconds` of
-    products. By then the clock has fallen to what the power limit allows, as in a training run.
-    """
-    left, right = (random_on_gpu(device, size, size, storage=storage) for _ in range(2))
-    out = device.empty((size, size), left.dtype)
-
-    def run():
-        device.matmul(out, left, right)
-
-    burst_ms = _best_ms(device, run)
-    events = [device.new_event() for _ in range(3)]
-    events[0].record(device.stream)
-    half = math.ceil(seconds / 2 * 1e3 / burst_ms)
-    for event in events[1:]:
-        for _ in range(half):
-            run()
-        event.record(device.stream)
-    device.synchronize()
-    ms = device.elapsed_ms(*events[1:]) / half
-    return {"matmul_flops": 2 * size**3 / ms * 1e3, "matmul_burst_flops": 2 * size**3 / burst_ms * 1e3}
-
-
-def _best_ms(device, run) -> float:
-    run()  # chooses the algorithm
-    return min(device.time_ms(run) for _ in range(RATE_REPEATS))

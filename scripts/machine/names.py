@@ -1,4 +1,4 @@
-"""Format lists of ranks and hosts for a sentence."""
+"""Format ranks, hosts and exceptions for a sentence."""
 
 from collections.abc import Iterable
 from itertools import groupby
@@ -28,6 +28,12 @@ def host_names(hosts: Iterable[str]) -> str:
     if len(found) > MOST_HOSTS:
         found[MOST_HOSTS - 1 :] = [f"{len(found) - MOST_HOSTS + 1} more hosts"]
     return _listed(found)
+
+
+def error_text(error: BaseException) -> str:
+    """Return the error's type and the first line of its message."""
+    first_line = (str(error).strip() or repr(error)).splitlines()[0]
+    return f"{type(error).__name__}: {first_line}"
 
 
 def _listed(words: list[str]) -> str:

@@ -1,30 +1,25 @@
-"""Run the contenders of bench_step.py as processes: requests, answers, statistics of their turns.
+"""Run the contenders of bench_step.py as processes: requests and answers.
 
-Each contender has its own process, which measures on request and is idle otherwise. A request is a line of JSON: "do"
-names a function of the contender, the other keys are its arguments. The answer is a line with the function's result, or
-{"error": text}. A process that cannot start sends one error and ends.
+Each contender has its own process, which measures on request and is idle otherwise. A request is a line with a number
+of steps. The answer is a line of JSON: what the contender's function steps(count) returns, or {"error": text}.
 """
 
 import json
 import os
-import select
-import statistics
 import subprocess
 import sys
 import traceback
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from gpt2.errors import UserError
-from scripts.bench.turns import step_times
+from scripts.machine.names import error_text
 
-BENCH_STEP = Path(__file__).parent.parent / "bench_step.py"
-TORCH_CONTENDERS = {"torch": "PyTorch, eager", "torch-compiled": "PyTorch, torch.compile"}
+COMMAND = [sys.executable, str(Path(__file__).parent.parent / "bench_step.py"), "--contender"]
 
 
 class ContenderError(Exception):
-    """A contender could not start, ended early or took too long. The message is one line."""
+    """A contender could not start or ended early. The message is one line."""
 
 
 class ContenderProcess:
@@ -35,13 +30,10 @@ class ContenderProcess:
         command = [*command, name, json.dumps(shape)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def ask(self, do: str, limit_s: float | None = None, **arguments) -> dict:
-        """Return the answer to a request. Raise ContenderError for an error, or if none comes within limit_s."""
+    def ask(self, count: int) -> dict:
+        """Return the answer to a request for `count` steps. Raise ContenderError for an error."""
         with suppress(BrokenPipeError):  # the process has ended; the code below reads its last answer
-            self.process.stdin.write(json.dumps({"do": do} | arguments) + "\n")
-            self.process.stdin.flush()
-        if not select.select([self.process.stdout], [], [], limit_s)[0]:
-            raise ContenderError(f"{self.name}: no answer to {do!r} within {limit_s:.0f} s")
+            print(count, file=self.process.stdin, flush=True)
         line = self.process.stdout.readline()
         answer = json.loads(line) if line else {"error": f"{self.name} ended with code {self.process.wait()}"}
         if "error" in answer:
@@ -60,62 +52,18 @@ class ContenderProcess:
 def serve(makers: dict, name: str, shape: str) -> None:
     """Run a contender's process: answer requests until there are no more.
 
-    makers[name](shape) returns the contender's functions by name; `shape` is parsed from JSON. If a function fails,
-    only its own answer is lost.
+    makers[name](shape) returns the contender's function steps(count); `shape` is parsed from JSON.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries must not print between the answers
-    functions = {}
-    error = _answer(lambda: functions.update(makers[name](json.loads(shape))))
-    if error is not None:
-        print(json.dumps(error), file=answers, flush=True)
-        return
+    steps = None
     for line in sys.stdin:
-        request = json.loads(line)
-        function = functions[request.pop("do")]
-        print(json.dumps(_answer(partial(function, **request))), file=answers, flush=True)
-
-
-def _answer(function) -> dict | None:
-    """Call the requested function. Return its result or its error."""
-    try:
-        return function()
-    except (ContenderError, UserError) as error:
-        return {"error": str(error)}
-    except Exception as error:  # any library may raise; the other contenders are still measured
-        traceback.print_exc()
-        first_line = (str(error).strip() or repr(error)).splitlines()[0]
-        return {"error": f"{type(error).__name__}: {first_line}"}
-
-
-def contender_command(*flags: str) -> list[str]:
-    """Return the command of a contender's process, without its name and shape."""
-    return [sys.executable, str(BENCH_STEP), *flags, "--contender"]
-
-
-def selected(settings, *names: str) -> dict:
-    """Return {name: value} of these settings."""
-    return {name: getattr(settings, name) for name in names}
-
-
-def compare_steps(seconds: list[float], ours: list[float], tokens: int) -> dict:
-    """Return a contender's step times, its tokens/s at `tokens` tokens per step, and the ratio of our time to its time.
-
-    The ratio is the median over turns: in each turn, a slow machine slows down both contenders.
-    """
-    times = step_times(seconds)
-    return times | {
-        "tokens_per_s": tokens / times["step_s"],
-        "ours_over_this": statistics.median(a / b for a, b in zip(ours, seconds, strict=True)),
-    }
-
-
-def import_torch():
-    """Return PyTorch and torch_gpt2.py. Raise ContenderError if PyTorch is not installed."""
-    try:
-        import torch
-
-        from scripts.step_bench import torch_gpt2
-    except ImportError:
-        raise ContenderError("--vs torch needs PyTorch: pip install torch (the project itself does not)") from None
-    return torch, torch_gpt2
+        try:
+            steps = steps or makers[name](json.loads(shape))
+            answer = steps(int(line))
+        except UserError as error:
+            answer = {"error": str(error)}
+        except Exception as error:  # any library may raise; the other contenders are still measured
+            traceback.print_exc()
+            answer = {"error": error_text(error)}
+        print(json.dumps(answer), file=answers, flush=True)

@@ -44,13 +44,6 @@ def step_products(config, B: int, T: int, kept=np.float32) -> list:
     return products
 
 
-def least_flops(config, B: int, T: int) -> int:
-    """Return the operations of the products that every step needs, without masked keys and pad rows."""
-    weights = 12 * config.n_layer * config.n_embd**2 + config.vocab_size * config.n_embd
-    seen = T * (T + 1) // 2  # pairs of query and key
-    return 6 * B * T * weights + 12 * B * config.n_layer * config.n_embd * seen
-
-
 def _array(*shape, dtype=np.float32):
     return np.full(shape, 0.01, dtype)
 

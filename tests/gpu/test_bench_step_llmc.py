@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from gpt2.config import GPT2Config
-from scripts.step_bench import gpu_bench
+from scripts.step_bench import bench, llmc
 
 CONFIG = GPT2Config(n_layer=1, n_head=1, n_embd=64, context=32, vocab_size=250)
-SETTINGS = {"batch_size": 2, "seq_len": 32, "dtype": "bfloat16", "model": "small", "repeat": 2, "json": None}
+SHAPE = {"batch_size": 2, "seq_len": 32, "dtype": "bfloat16", "threads": 1}
+SETTINGS = SHAPE | {"backend": "cupy", "model": "small", "repeat": 2, "json": None}
 PROGRAM = """#!{python}
 import sys
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
@@ -32,14 +33,13 @@ ROWS = {"precision": "BF16", "micro batch size B": 2, "sequence length T": 32, "
 def run(tmp_path):
     """run(code, row=value, ...): the report's entry of a program with these rows, that ends so."""
     program = tmp_path / "train_gpt2cu"
-    session = gpu_bench.GpuBench(SimpleNamespace(**SETTINGS, vs={"llmc": program}), CONFIG, [])
-    session.report |= {"peak_tflops": None, "flops_per_token": 1.0}
-    session.our_turns = [{"step_s": 0.1}, {"step_s": 0.2}]
+    session = bench.StepBench(SimpleNamespace(**SETTINGS, vs={"llmc": program}), CONFIG, [])
 
     def measured(code=0, rows=ROWS):
         program.write_text(PROGRAM.format(python=sys.executable, rows=json.dumps(rows), code=code))
         program.chmod(0o700)
-        session.measure("llmc")
+        session.report["contenders"] = {"ours": {"turns_s": [0.1, 0.2]}}
+        session.measure(["llmc"])
         return session.report["contenders"]["llmc"]
 
     return measured
@@ -61,6 +61,6 @@ def test_what_cannot_be_compared_gets_no_time(run, monkeypatch):
         assert run(rows=ROWS | {name: value}) == {"error": error}
     assert run(code=3)["error"].startswith("llm.c ended with code 3: step   13/13 | loss")
     assert run(rows={})["error"].startswith("llm.c has precision None")
-    run_llmc = gpu_bench.run_llmc
-    monkeypatch.setattr(gpu_bench, "run_llmc", lambda program, *others: run_llmc(program.with_name("none"), *others))
+    run_llmc = llmc.run_llmc
+    monkeypatch.setattr(llmc, "run_llmc", lambda program, *others: run_llmc(program.with_name("none"), *others))
     assert run()["error"].startswith("llm.c does not start: ")

@@ -1,6 +1,5 @@
 """bench_exchange.py: exact sums, every contender, wrong sums, the command and its mistakes, the ports of a cluster."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from dist.world import world_of
 from gpt2.errors import UserError
 from scripts import bench_exchange
 from scripts.exchange_bench.contenders import CollectiveContender, chosen_makers, makers
-from scripts.exchange_bench.rounds import measure
+from scripts.exchange_bench.rounds import measure, measured_seconds
 from scripts.exchange_bench.values import LARGEST, PERIOD, fill, is_filled, rank_values, rounding_of, summed_values
 from strategies import STRATEGIES, traits
 from tests.suites.test_virtual_cluster import needs_cluster
@@ -30,7 +29,6 @@ from tests.support.refusal import refusal_of_all
 
 ROOT = Path(__file__).parents[2]
 BENCH = str(ROOT / "scripts" / "bench_exchange.py")
-HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 # --- values ---
 
@@ -142,6 +140,10 @@ def test_each_counted_exchange_follows_its_like(comm):
     results = measure(world, contenders, 3, Ports())
     assert "".join(calls) == "aabb" * 3
     assert [len(repetitions) for repetitions in results.values()] == [3, 3]
+    calls.clear()
+    seconds = measured_seconds(world, contenders, 3, longest_s=0.0)
+    assert "".join(calls) == "aabb", "no round begins after the longest time"
+    assert all(seconds[name] > 0 for name in "ab")
 
 
 @pytest.mark.ranks(3)
@@ -218,7 +220,6 @@ MISTAKES = [
     (["--json", "."], ".: a folder, expected a regular file"),
     (["--figure", "exchange.pdf"], "expected a name that ends in .png"),
 ]
-MISTAKES += [] if HAS_TORCH else [(["--vs", "torch"], "--vs torch needs PyTorch: pip install torch")]
 
 
 @pytest.mark.ranks(2)
@@ -226,13 +227,6 @@ def test_a_users_mistake_is_one_line(comm, monkeypatch, capsys):
     for flags, says in MISTAKES:
         monkeypatch.setattr(sys, "argv", [BENCH, *flags])
         assert says in refusal_of_all(comm, capsys, bench_exchange.main)
-
-
-@pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is not installed here")
-def test_gloo_on_one_node():
-    result = bench(3, "--strategies", "ring", "--bytes", "100kB,200kB", "--repeat", 1, "--vs", "torch")
-    assert result.returncode == 0, result.stderr
-    assert sum(line.startswith("gloo ") for line in result.stdout.splitlines()) == 2
 
 
 @needs_cluster

@@ -50,3 +50,14 @@ def test_pytorch_trains_the_same(tmp_path):
     assert 1e-6 < abs(low_rank[2] / ddp[2] - 1) < 0.1  # the second step sent factors
     assert contenders["DDP"]["losses"][-1] < contenders["DDP"]["losses"][0]
     assert contenders["PyTorch, no exchange"]["losses"] != contenders["DDP"]["losses"]
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="needs PyTorch")
+def test_an_error_beside_gloo_is_printed():
+    program = (
+        "from dist.world import start_world; from scripts.training_bench.gloo import start_gloo; "
+        "start_gloo(start_world()); raise RuntimeError('after gloo')"
+    )
+    result = launch(2, [sys.executable, "-c", program])
+    assert result.returncode != 0
+    assert "RuntimeError: after gloo" in result.stderr

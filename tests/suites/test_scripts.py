@@ -110,7 +110,7 @@ def test_compare_knows_names_and_options_before_it_trains(tmp_path):
 
 @pytest.mark.any_mpi
 def test_bench_step(tmp_path):
-    """Phases add up to the step, kernels to no more than it, on both sides; in one step, whatever else the cores do."""
+    """Kernels take no longer than the step, products as long as the floor; in one step, whatever else the cores do."""
     file = tmp_path / "step.json"
     result = run("bench_step.py", "--model", "tiny", "--batch-size", 2, "--seq-len", 64, "--repeat", 1, "--json", file)
     assert result.returncode == 0, result.stderr
@@ -118,11 +118,10 @@ def test_bench_step(tmp_path):
     report = json.loads(file.read_text())
     assert report["settings"]["seq_len"] == 64
     ours, floor = report["contenders"]["ours"], report["contenders"]["floor"]
-    phases = [ours["parts_s"][name] for name in ("forward", "backward", "update")]
-    assert sum(phases) == pytest.approx(ours["step_s"], rel=0.3)
-    kernels = {name.strip(): seconds for name, seconds in ours["parts_s"].items() if name.startswith("  ")}
-    assert {"linear_forward", "attention_backward", "adamw"} <= set(kernels)
-    assert 0 < sum(kernels.values()) < 1.3 * ours["step_s"]
+    assert {"linear_forward", "attention_backward", "adamw"} <= set(ours["parts_s"])
+    assert 0 < sum(ours["parts_s"].values()) < 1.3 * ours["step_s"]
+    assert ours["loss"] == pytest.approx(np.log(PRESETS["tiny"].vocab_size), rel=0.1)
+    assert 0 < ours["mfu"] <= 1
     assert sum(floor["parts_s"].values()) == pytest.approx(floor["step_s"], rel=0.3)
     assert ours["tokens_per_s"] == pytest.approx(2 * 64 / ours["step_s"])
 

@@ -22,7 +22,7 @@ def rank_facts(rank: int, ranks_per_node: int = 2, nodes: int = 4) -> dict:
             "interpreter": "/venv/bin/python", "source": "01234567" if local_rank == 0 else None,
         },
         "MPI": {"library": "MPICH 5.0.2", "family": "MPICH"},
-        "launcher": {"kind": "srun", "mpiruns": [dict(MPICH)]},
+        "launcher": {"mpiruns": [dict(MPICH)]},
         "BLAS": {"text": "OpenBLAS 0.3.31, Zen kernels", "variables": {}, "unused": None},
         "cores": {
             "affinity": list(range(4 * local_rank, 4 * local_rank + 4)), "count": 8, "quota": None,

@@ -49,7 +49,7 @@ class Programs:
         Path(value("--json")).write_text(json.dumps(ORIGIN | {"sizes": []}))
         if "--figure" in words:
             Path(value("--figure")).touch()
-        return ["host", "", "the table", "", "bytes in / out of each node's port, MB"]
+        return ["host", "", "the table"]
 
     def bench_training(self, words, value):
         steps = {"ours": 2.0, "ours, bfloat16 wire": 1.0, "DDP": 3.0, "DDP, float16 hook": 2.5}

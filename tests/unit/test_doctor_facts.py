@@ -14,7 +14,6 @@ from scripts.checkup import gpus, machine
 from scripts.checkup.facts import gather, new_facts
 from scripts.machine import gpu
 from scripts.machine.checkout import source_hash
-from scripts.machine.launcher import launcher_kind
 
 
 def test_no_section_stops_the_others():
@@ -73,22 +72,6 @@ def test_first_on_its_node(environment, first):
 )
 def test_whose_mpirun_starts_it(text, family):
     assert mpi_family(text) == family
-
-
-@pytest.mark.parametrize(
-    ("above", "environment", "kind"),
-    [
-        ("hydra_pmi_proxy", {"SLURM_STEP_ID": "0", "PMI_SIZE": "4"}, "mpirun (MPICH's Hydra)"),
-        ("prted", {}, "mpirun (Open MPI)"),
-        ("slurmstepd", {"SLURM_STEP_ID": "0", "PMI_SIZE": "4"}, "srun"),
-        ("slurmstepd", {"SLURM_JOB_ID": "7"}, "none, a batch script's own process"),
-        (None, {"OMPI_COMM_WORLD_SIZE": "4"}, "mpirun (Open MPI)"),
-        (None, {"PMI_SIZE": "4"}, "one that speaks PMI"),
-        (None, {}, "none"),
-    ],
-)
-def test_launcher_kind(above, environment, kind):
-    assert launcher_kind(above, environment) == kind
 
 
 def test_source_hash_sees_every_source(tmp_path):

@@ -1,16 +1,16 @@
-"""bench_step.py's peak on CPUs: what its loop computes, what a step needs at least, and what the table makes of it."""
+"""bench_step.py on CPUs: what the loop of the peak computes, and what the report makes of the contenders' turns."""
 
-from itertools import product
+import json
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from gpt2.config import PRESETS, GPT2Config
+from gpt2.config import PRESETS
 from gpt2.kernels.numpy import avx512_bf16
-from scripts.step_bench import cpu_bench, cpu_contenders
+from scripts.step_bench import bench
 from scripts.step_bench.peak import InstructionPeak
-from scripts.step_bench.products import least_flops
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -27,33 +27,31 @@ def test_a_round_makes_the_operations_that_are_counted(dtype):
     assert peak.flops(1) > 0
 
 
-def test_what_no_step_can_do_without():
-    """Product by product and pair by pair, three times: forward, and two gradients."""
-    config, B, T = GPT2Config(n_layer=2, n_head=2, n_embd=8, context=8, vocab_size=130), 3, 5
-    C, operations = 8, 0
-    for _, o in product(range(2), (3 * C, C, 4 * C)):
-        operations += 3 * 2 * B * T * C * o
-    operations += 2 * 3 * 2 * B * T * 4 * C * C + 3 * 2 * B * T * C * 130
-    for _, query in product(range(2 * B), range(T)):
-        operations += 3 * 2 * 2 * C * (query + 1)
-    assert least_flops(config, B, T) == operations
-
-
-def test_the_peak_in_the_table(monkeypatch):
-    """Its best turn counts, beside every contender's median; what nobody's step can be is a line."""
-    monkeypatch.setattr(cpu_bench, "machine", dict)
-
-    def turns(*seconds, part="all"):
-        facts = {"versions": {}, "environment": {}, "blas": {"library": "openblas", "version": "1", "kernels": "Zen"}}
-        facts["blas"] |= {"variables": {}, "instructions": []}
-        return [{"step_s": s, "parts": {part: s}, "peak_memory_bytes": 1e9} | facts for s in seconds]
-
-    shape = {"model": "tiny", "batch_size": 1, "seq_len": 8, "threads": 1, "dtype": "bfloat16"}
-    settings = SimpleNamespace(**shape, repeat=3)
-    results = {"ours": turns(2.0, 2.0, 9.0), "floor": turns(1, 1, 1), "torch": turns(4.0, 4.0, 4.0)}
-    report = cpu_bench.summarize(settings, results | {"peak": turns(0.9, 0.5, 0.8, part="VDPBF16PS")})
-    assert [c["peak_over_this"] for c in report["contenders"].values()] == [0.25, 0.5, 0.125]
-    assert report["peak"]["flops_per_s"] == least_flops(PRESETS["tiny"], 1, 8) / 0.5
-    text = cpu_bench.table(report, cpu_bench.CONTENDERS | {"torch": "PyTorch, eager"})
-    assert "\n    at most 8.00 x as fast as PyTorch, eager\n" in text
-    assert "peak" in cpu_contenders.MAKERS
+def test_the_peak_is_the_best_turn_and_the_first_turn_is_warm_up(monkeypatch, tmp_path, capsys):
+    """MFU is the model's operations a second over the peak; a contender that fails costs a line, and the exit code."""
+    program = """
+import json, sys
+name = sys.argv[-2]
+steps = {"ours": [9, 2, 2, 8], "floor": [1, 1, 1, 1], "torch": [4, 4, 4, 4]}
+if name == "torch-compiled":
+    print(json.dumps({"error": "no compiler"}), flush=True)
+for turn, line in enumerate(sys.stdin):
+    assert line == ("1\\n" if turn else "3\\n")
+    answer = {"flops": [9e12, 1e12, 2e12, 1e12][turn]} if name == "peak" else {
+        "step_s": steps[name][turn], "loss": 5.0 + turn, "memory_bytes": 1e9, "parts": {"all": 1.0}, "versions": {}}
+    print(json.dumps(answer), flush=True)
+"""
+    monkeypatch.setattr(bench, "SETTLE_S", {"numpy": 0.0})
+    shape = {"backend": "numpy", "model": "tiny", "batch_size": 1, "seq_len": 8, "dtype": "float32", "threads": 1}
+    settings = SimpleNamespace(**shape, repeat=3, json=tmp_path / "s", vs={"torch": None})
+    assert bench.bench(settings, PRESETS["tiny"], [sys.executable, "-c", program]) == 1
+    report = json.loads((tmp_path / "s").read_text())
+    ours, floor, torch = (report["contenders"][name] for name in ("ours", "floor", "torch"))
+    assert report["peak_tflops"] == 9.0
+    assert (ours["step_s"], ours["turns_s"], ours["loss"]) == (2, [2, 2, 8], 5.0)
+    assert ours["mfu"] == pytest.approx(8 / 2 * report["flops_per_token"] / 9e12)
+    assert (floor["ours_over_this"], torch["ours_over_this"]) == (2, 0.5)
+    assert report["contenders"]["torch-compiled"] == {"error": "no compiler"}
+    printed = capsys.readouterr().out
+    assert "PyTorch, torch.compile  not measured: no compiler\n" in printed
+    assert "matrix products alone, where the step goes:\n    all  " in printed

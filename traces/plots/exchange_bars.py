@@ -17,7 +17,6 @@ FAMILIES = {
     "own": (look.BLUE, "strategy, own exchange"),
     "strategy": (look.SKY, "strategy, MPI's collectives"),
     "mpi": ("#A6A6A6", "MPI's collectives alone"),
-    "torch": (look.ORANGE, "PyTorch, gloo"),
 }
 HALF = {"hatch": "////", "edgecolor": "white", "linewidth": 0}
 

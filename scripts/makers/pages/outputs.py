@@ -54,12 +54,11 @@ def exchange(part, folder: Path) -> str:
     file = folder / "exchange.json"
     picture = folder / "exchange.png"
     figure = ["--figure", picture] if part.name == "exchange" else []
-    tables = on_hosts(part.hosts, "bench_exchange.py", *part.flags.split(), "--json", file, *figure)
+    printed = on_hosts(part.hosts, "bench_exchange.py", *part.flags.split(), "--json", file, *figure)
     if figure:
         shutil.copy(picture, FIGURES / picture.name)
     command = f"sudo python scripts/virtual_cluster.py run {part.hosts} -- python scripts/bench_exchange.py"
-    contenders = tables.partition("\n\nbytes in / out")[0]
-    return "\n\n".join([fenced(f"{command} {part.flags}"), fenced(contenders), measured_on(read(file))])
+    return "\n\n".join([fenced(f"{command} {part.flags}"), fenced(printed), measured_on(read(file))])
 
 
 def training_steps(part, folder: Path) -> str:

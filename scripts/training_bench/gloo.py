@@ -1,45 +1,21 @@
-"""PyTorch's all-reduce over gloo, on CPUs, as a contender. torch is not a dependency of the project."""
+"""Start gloo, PyTorch's exchange between CPUs. torch is not a dependency of the project."""
 
 import fcntl
 import importlib.util
 import os
 import socket
 import struct
+import sys
 from datetime import timedelta
 
 from gpt2.errors import UserError
-from scripts.exchange_bench.contenders import Contender
-from scripts.exchange_bench.values import fill
 
 ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR, netdevice(7)
 TIME_LIMIT = timedelta(seconds=120)
 
 
-class Gloo(Contender):
-    """torch.distributed.all_reduce, in place, over the interface that leads to the other nodes."""
-
-    family = "torch"
-
-    def __init__(self, world, own_buffers, wire_format=None):
-        super().__init__(world, own_buffers)
-        self.distributed = start_gloo(world)
-        import torch
-
-        torch.set_num_threads(1)
-        self.tensor = torch.from_numpy(own_buffers.parameters)
-
-    def prepare(self):
-        fill(self.buffers.parameters, self.values)
-
-    def exchange(self):
-        self.distributed.all_reduce(self.tensor)
-
-    def close(self):
-        self.distributed.destroy_process_group()
-
-
 def start_gloo(world):
-    """Return torch.distributed, initialized with gloo on all ranks. Collective; a UserError ends the job."""
+    """Initialize torch.distributed with gloo on all ranks. Collective; a UserError ends the job."""
     with world.together(UserError):
         address = address_toward_others(world)
         # gloo has no other setting for this. Looking up the host's name, it might choose the loopback interface.
@@ -55,17 +31,13 @@ def start_gloo(world):
     port = world.comm.bcast(store.port if world.rank == 0 else None)
     if world.rank > 0:
         store = distributed.TCPStore(address, port, is_master=False, **place)
+    hook = sys.excepthook
     distributed.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size, timeout=TIME_LIMIT)
-    return distributed
+    sys.excepthook = hook  # torch's own would hold back what ours prints until ours returns, and ours ends the job
 
 
 def has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
-
-
-def check_torch() -> None:
-    if not has_torch():
-        raise UserError("--vs torch needs PyTorch: pip install torch (the project itself does not)")
 
 
 def address_toward_others(world) -> str:
@@ -76,7 +48,7 @@ def address_toward_others(world) -> str:
             probe.connect((host, 9))  # looks up the route and sends nothing
             return probe.getsockname()[0]
     except OSError as error:
-        raise UserError(f"--vs torch: gloo needs an IPv4 route to {host!r}, and there is none ({error})") from None
+        raise UserError(f"gloo needs an IPv4 route to {host!r}, and there is none ({error})") from None
 
 
 def interface_of(address: str) -> str:
@@ -90,4 +62,4 @@ def interface_of(address: str) -> str:
                 continue  # this interface has no IPv4 address
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
-    raise UserError(f"--vs torch: no network interface has this host's address {address} as its first one")
+    raise UserError(f"gloo: no network interface has this host's address {address} as its first one")
