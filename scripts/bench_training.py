@@ -48,8 +48,6 @@ OURS = {
     "ours, no exchange": ["--strategy", "none", "--no-exchange"],
     "ours": [],
     "ours, bfloat16 wire": ["--wire", "bfloat16"],
-    "ours, int8 wire": ["--strategy", "hierarchical", "--wire", "int8"],
-    "ours, powersgd of rank 4": ["--strategy", "powersgd", "--low-rank", "4"],
 }
 # Switch off everything beside the steps. A peak that is given is not measured.
 STEPS_ALONE = ["--eval-every", "0", "--trace", "off", "--stall-after", "0", "--peak-tflops", "1"]

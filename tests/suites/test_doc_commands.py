@@ -96,6 +96,9 @@ ELSEWHERE = {
     "sudo python scripts/compare.py --by-time 2.0 --nodes 4 --rate 100mbit --ranks 4 --strategies "
     "hierarchical-sharded,powersgd/low-rank=4 -- --preset nanogpt-shakespeare --text tinyshakespeare.txt":
         "tests/suites/test_compare_by_time.py",
+    "sudo python scripts/compare.py --nodes 4 --rate 10gbit --ranks 4 --strategies "
+    "hierarchical,hierarchical/int8,hierarchical/int8/no-error-feedback -- --steps 300 --eval-every 0":
+        "tests/suites/test_compare_by_time.py",
     "python scripts/doctor.py": "tests/suites/test_doctor.py",
     "mpirun -n 2 python scripts/doctor.py": "tests/suites/test_doctor.py",
     "srun --mpi=pmix -n 16 python scripts/doctor.py": "tests/suites/test_doctor.py",

@@ -72,6 +72,9 @@ def training_steps(part, folder: Path) -> str:
         flags = f"--link {setting['rate']} {setting['flags']}"
         hosts = f"{setting['hosts']} --rate {setting['rate']}"
         own = [*flags.split(), "--out", folder / "runs", "--json", file]
+        if "contenders" in setting:
+            own += ["--contenders", ";".join(setting["contenders"])]
+            flags += " --contenders ..."
         on_hosts(hosts, "bench_training.py", *own, "--", *setting["training"].split(), "--train-data", tokens)
         command = f"sudo python scripts/virtual_cluster.py run {hosts} -- python scripts/bench_training.py {flags} "
         texts += [fenced(f"{command}-- {setting['training']} ..."), fenced(table(read(file)))]
