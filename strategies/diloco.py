@@ -13,7 +13,7 @@ and makes its inner and outer steps.
 
 --fragments P (Douillard et al. 2025, Streaming DiLoCo): the flat buffer is cut into P fragments of equal size, each
 about L/P layers. Every H/P steps the next fragment begins to travel, so each begins once in H steps. It is exchanged in
-H/P pieces: one starts after each step and moves on between the kernels of the next. So all steps load the ports
+H/P pieces: one starts with each step's first kernel and moves on between the others. So all steps load the ports
 evenly. Exactly H/P steps after it began, the fragment makes its outer step, and the replica mixes the result into its
 parameters as in the paper: local = KEPT local + (1 - KEPT) global.
 
@@ -71,6 +71,7 @@ class Diloco(Hierarchical):
         self.pieces = self.period if job.outer.fragments > 1 else 1
         self.step = job.steps_made
         self.travelling = None  # the number of the fragment under way
+        self.next_piece = None  # of it, to be sent from the next kernel on
         self.factor = world.size / replica.size  # the gradients are scaled as parts of the global batch's mean
         self.rail_count = world.comm.allreduce(replica.size, MPI.MIN)
         # A rank without a rail also gets a ring, which exchanges nothing.
@@ -109,6 +110,7 @@ class Diloco(Hierarchical):
 
     def progress(self):
         super().progress()
+        self._start_piece()
         self.outer_exchange.engine.progress()
 
     def clip(self, squares):
@@ -123,7 +125,9 @@ class Diloco(Hierarchical):
         if position == 0:
             self._mix(KEPT)
             self._begin()
-        self._send(position)
+        self._start_piece()  # unless a kernel has come before
+        if self._under_way():
+            self.next_piece = cut_range(*self.places[self.travelling], self.pieces)[position]
         if self.outer.fragments == 1:
             self._mix(kept=0.0)
         return norm
@@ -140,18 +144,22 @@ class Diloco(Hierarchical):
             return []
         return [(self.parts[self.travelling], self.delta[slice(*self.places[self.travelling])])]
 
-    def _send(self, position):
-        """Start to sum one piece of the fragment under way over the replicas."""
-        if self._under_way():
-            piece = cut_range(*self.places[self.travelling], self.pieces)[position]
-            self.outer_exchange.engine.start(self.outer_exchange.allreduce(self.delta, *piece))
+    def _start_piece(self):
+        """Start to sum the next piece over the replicas. Before the next step, it would delay the ranks' meeting."""
+        if self.next_piece is not None:
+            self.outer_exchange.engine.start(self.outer_exchange.allreduce(self.delta, *self.next_piece))
+            self.next_piece = None
+
+    def _finish(self):
+        self._start_piece()
+        self.outer_exchange.engine.finish()
 
     def _mix(self, kept):
         """Wait for the fragment under way, if any, and make its outer step. kept: see KEPT."""
         if self.travelling is None:
             return
         with self.tracer.phase("allreduce", bytes=self.parameters.nbytes // self.outer.fragments):
-            self.outer_exchange.engine.finish()
+            self._finish()
         with self.tracer.phase("outer"):
             for part, delta in self._under_way():
                 self._outer_step(part, delta)
@@ -181,7 +189,7 @@ class Diloco(Hierarchical):
 
     def _swap(self):
         """Exchange the global parameters and the replica's own ones in place."""
-        self.outer_exchange.engine.finish()
+        self._finish()
         wait(self.node.meet())
         for part in self.parts:
             own = self.parameters[part.range]
@@ -189,7 +197,7 @@ class Diloco(Hierarchical):
         wait(self.node.meet())
 
     def own_arrays(self):
-        self.outer_exchange.engine.finish()
+        self._finish()
         if len(self.history):
             under_way = (0, 0) if self.travelling is None else (self.outer.local_steps, self.outer.fragments)
             norms = self.clipping.norms

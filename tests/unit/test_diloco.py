@@ -133,6 +133,25 @@ def test_the_norm_is_that_of_the_replica_and_nothing_travels_between_outer_steps
     assert norms[0] == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_piece_waits_for_a_kernel_of_the_next_step():
+    """So it delays no message of the meeting after the step. At the latest it starts when the next update needs it."""
+
+    def program(world):
+        training = Training(world, OuterSteps(local_steps=4, fragments=2))
+        exchange = training.strategy.outer_exchange
+        begun = []
+        allreduce = exchange.allreduce
+        exchange.allreduce = lambda *piece: begun.append(piece) or allreduce(*piece)
+        counts = []
+        for target in TARGETS[:3]:
+            training.step(target)
+            counts.append(len(begun))
+        training.strategy.update(pytorch.LR)  # a step without a kernel
+        return [*counts, len(begun)]
+
+    assert run_ranks([1, 1], program) == [[0, 0, 1, 2]] * 2
+
+
 def completed(*flags):
     return complete(parse_settings("", ["--strategy", "diloco", *flags]), 4)[0]
 
