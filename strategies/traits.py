@@ -45,9 +45,7 @@ class Traits:
     knows_nodes: bool = False  # whether its messages depend on which ranks share a node
     same_weights: bool = True  # whether its weights equal those of the other strategies, up to rounding
     shares_models: bool = True  # whether several ranks may share a model
-    # Whether its replicas make Training.local_steps steps of their own between exchanges, and thus have parameters that
-    # differ from the evaluated ones.
-    takes_local_steps: bool = False
+    takes_local_steps: bool = False  # whether replicas make Training.local_steps steps alone between exchanges
     flags: tuple[str, ...] = ()  # the flags of train.py that belong to it alone
     auto: tuple[str, ...] = ()  # where --strategy auto may choose it: "host", "gpus"
     memory: Memory = field(default_factory=Memory)  # formulas of the memory of a rank
