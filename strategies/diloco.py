@@ -15,7 +15,7 @@ and makes its inner and outer steps.
 about L/P layers. Every H/P steps the next fragment begins to travel, so each begins once in H steps. It is exchanged in
 H/P pieces: one starts with each step's first kernel and moves on between the others. So all steps load the ports
 evenly. Exactly H/P steps after it began, the fragment makes its outer step, and the replica mixes the result into its
-parameters as in the paper: local = KEPT local + (1 - KEPT) global.
+parameters: local = KEPT local + (1 - KEPT) global.
 
 Validation, samples, exports and `parameters` in checkpoints are the global parameters. They lack the steps since the
 last outer step: none if P = 1 and H divides the steps. If P > 1, a fragment's steps enter H/P steps after it begins to

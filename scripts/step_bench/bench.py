@@ -1,8 +1,8 @@
 """Measure the contenders of bench_step.py, print a line for each, and write the report.
 
-A turn is a step on CPUs, and several steps followed by one wait on a GPU. Turn k of a contender is compared with our
-turn k, because a machine's speed drifts. Results are printed and written as they come, so that they remain if the run
-is killed.
+On CPUs a turn is one step, on a GPU several steps with one wait at the end. A machine's speed drifts, so turn k of a
+contender is compared with our turn k. Results are printed and written at once, so they
+remain if the run is killed.
 """
 
 import os
@@ -41,7 +41,7 @@ def bench(settings, config, command=COMMAND) -> int:
 
 
 def groups(settings) -> list[list[str]]:
-    """Return the contenders in groups. Those of a group take turns; a group ends before the next one starts.
+    """Return groups of contenders. Members of a group take turns; a group starts when the one before it has ended.
 
     On a GPU each contender is alone, because it may need all of the GPU's memory.
     """

@@ -1,4 +1,4 @@
-"""Bars made of characters: blocks if the terminal can show them, else ASCII."""
+"""Draw bars with characters: blocks if the terminal can show them, else ASCII."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -67,7 +67,7 @@ class Programs:
 
     def compare(self, words, value):
         """Two validations, after steps 10 and 20; each seed's loss is lower. A step takes longer at a lower rate.
-        Without --by-time: steps of as many milliseconds as the name has letters.
+        Without --by-time, a step takes one millisecond for each letter of the name.
         """
         if "--by-time" not in words:
             for name in value("--strategies").split(","):

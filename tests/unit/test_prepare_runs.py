@@ -231,7 +231,7 @@ def test_threads(tmp_path, long_text):
 
 
 def test_batches_in_threads(monkeypatch):
-    """In order though the first takes longest; not far ahead; an error at its turn."""
+    """Results keep the order of the batches, few batches wait, and an error is raised in its batch's turn."""
     encoding = load_tokenizer("bytes")
     taken = []
     threads = set()

@@ -22,7 +22,7 @@ def run(tmp_path_factory):
 
 @pytest.mark.parametrize("most_bytes", [*range(36 * 20, 36 * 28, 31), 36 * 100 + 5])
 def test_the_last_whole_steps_of_each_rank(run, most_bytes):
-    """Wherever the cut comes: exactly the records of whole steps, and as many of these as have room."""
+    """Wherever the file is cut, the records of all whole steps that fit are read, and nothing else."""
     part = read_run(run.path, most_bytes=most_bytes)
     for whole, kept in zip(run.ranks, part.ranks, strict=True):
         assert 0 < len(kept.records) * RECORD.itemsize <= most_bytes
@@ -59,7 +59,7 @@ def test_a_record_that_is_there_by_half(run, tmp_path):
 
 
 def test_the_last_whole_lines_of_a_long_log(tmp_path):
-    """Wherever the cut comes: exactly the whole lines that have room."""
+    """Wherever the file is cut, all whole lines that fit are read, and nothing else."""
     path = tmp_path / "log.jsonl"
     lines = [json.dumps({"step": step, "loss": 1 / step, "pad": "x" * (step % 50)}) for step in range(1, 20_001)]
     torn = '{"step": 20001, "lo'

@@ -95,7 +95,7 @@ def read_at_end(folder, name: str) -> dict[int, dict]:
 
 
 def _read_spans(path, most_bytes: int | None) -> tuple[dict, np.ndarray, bool]:
-    """Read a trace as read_records does, with its header checked and its phases in the order of NAMES."""
+    """Read a trace like read_records. Check its header, and number its phases in the order of NAMES."""
     header, records, is_cut = read_records(path, RECORD, lambda line: _parse_header(path, line), most_bytes)
     if len(records) and not (records["phase"].min() >= 0 and records["phase"].max() < len(header["phases"])):
         raise ValueError("a record names a phase that its header does not list")

@@ -5,6 +5,7 @@ if they flowed evenly between two readings. Bytes that flow while the leader is 
 Headers count as the port sees them (dist/probe/ports.py).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ class NodeTraffic:
 
     nodes: their numbers. places: the index of each node's leader in run.ranks. bytes_in, bytes_out: (S, M, P) float64,
     by the leader's phase; the last phase is the whole step. seconds: (S, M, P) float64, of the leader's phases.
+    average: StepTimes.average.
     """
 
     nodes: list[int]
@@ -29,17 +31,14 @@ class NodeTraffic:
     bytes_in: np.ndarray
     bytes_out: np.ndarray
     seconds: np.ndarray
+    average: Callable[[np.ndarray], np.ndarray]
 
     def of(self, way: str) -> np.ndarray:
         return self.bytes_in if way == "in" else self.bytes_out
 
     def step_bytes(self, way: str) -> np.ndarray:
-        """Return (M,) bytes of a step, including bytes between its phases.
-
-        That is the median, or the mean if it is larger: perhaps only some of the steps exchange.
-        """
-        steps = self.of(way)[:, :, INDEX[STEP]]
-        return np.maximum(np.median(steps, axis=0), np.mean(steps, axis=0))
+        """Return (M,) bytes of an average step, including bytes between its phases."""
+        return self.average(self.of(way)[:, :, INDEX[STEP]])
 
     def step_rate(self, way: str) -> np.ndarray:
         """Return (M,) mean bytes/s over the steps, compute time included: no port exceeds its rate for so long."""
@@ -71,7 +70,7 @@ def node_traffic(run: Run, times: StepTimes) -> NodeTraffic | None:
             start, end = (np.interp(records[edge], samples["time"], samples[way]) for edge in ("start", "end"))
             grown.append(end - start)
         amounts.append(sum_by_cell([times.cells[place] for place in places], grown, len(times.steps)))
-    return NodeTraffic(nodes, places, *amounts, times.seconds[:, places])
+    return NodeTraffic(nodes, places, *amounts, times.seconds[:, places], times.average)
 
 
 def hidden_share(traffic: NodeTraffic) -> np.ndarray:
