@@ -149,6 +149,7 @@ class AdamW:
     def update(self, parameters, gradients, lr: float, gradient_scale: float | None) -> None:
         """Update this range's parameters with its gradients times gradient_scale, both (stop - start,).
 
+        On CPU cores, gradients may be gpt2.kernels.numpy.factors.FactoredGradients.
         gradient_scale None skips the step: nothing changes.
         """
         if gradient_scale is None:

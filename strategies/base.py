@@ -157,7 +157,6 @@ class Strategy:
         If the norm is not finite, also reset the rounding errors: a NaN in them would enter every later sum.
         """
         norm, scale = self.clipping.scale(squares)
-        errors = self.errors()
-        if errors is not None and not math.isfinite(norm):
+        if not math.isfinite(norm) and (errors := self.errors()) is not None:
             errors.fill(0.0)
         return norm, scale

@@ -3,21 +3,27 @@
     M = gradients + errors;  P = M Q                 each matrix; Q: from the previous step, made orthonormal
     all-reduce of all P with what is sent exactly;  P: made orthonormal
     Q = M^T P;  all-reduce of all Q                  the sum of all M is about P Q^T
-    errors = M - P Q^T / N;  AdamW on every rank     with P Q^T as the gradients
+    AdamW on every rank                              with P Q^T as the gradients
+    errors = M - P Q^T / N                           when M is next needed
 
 Vogels, Karimireddy, Jaggi 2019, PowerSGD: Practical Low-Rank Gradient Compression, with sums instead of means: losses
 are scaled by the global batch. A matrix costs R (rows + columns) elements instead of rows * columns; it is sent exactly
-if that is no less, and so are biases and LayerNorms. Both all-reduces go around a ring of all ranks
-(dist/host/host_ring.py). Each rank holds all optimizer state (2 D) and its errors (D). All ranks get the same sums, and
-make the same products of them: the same bits, if all nodes have CPUs of one kind.
+if that is no less, and so are biases and LayerNorms. The all-reduces go around a ring of all ranks
+(dist/host/host_ring.py), each in two parts: one travels while the other is computed. Each rank holds all optimizer
+state (2 D) and its errors (D). All ranks get the same sums, and make the same products of them: the same bits, if all
+nodes have CPUs of one kind.
 
-Checkpoints hold each rank's errors, followed by Q. On other ranks both begin anew, at 0. With another R the errors go
-on, and Q begins with numbers of the old Q in another order.
+A pass over the matrices takes as long as memory needs to bring them. So one pass updates the errors, adds the gradients
+and computes P, and AdamW computes P Q^T itself (gpt2/kernels/numpy/factors.py).
+
+Checkpoints hold each rank's errors, followed by each Q^T. On other ranks both begin anew, at 0. With another R the
+errors go on, and Q begins with numbers of the old Q in another order.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -27,7 +33,7 @@ from dist.cost.mpi_choices import UnknownChoice
 from strategies.base import Strategy
 from strategies.traits import Traits
 
-BLOCK_ELEMENTS = 1 << 16  # rows are processed in blocks that stay in a core's cache
+BLOCK_ELEMENTS = 1 << 16  # of rows that stay in a core's cache
 DEPENDENT = 1e-12  # of a column's sum of squares: what float32 leaves of a column that depends on others
 
 
@@ -61,104 +67,122 @@ class PowerSGD(Strategy):
     )
 
     def __init__(self, job):
+        from gpt2.kernels.numpy.factors import FactoredGradients, loops_of  # slow to import: numba
+
         super().__init__(job)
         size = len(self.parameters)
         rank = job.low_rank
         shapes = low_rank(job.matrices, rank)
-        q_ends = size + np.cumsum([0, *(rank * columns for *_, columns in shapes)])
-        self.memory = np.zeros(q_ends[-1], np.float32)  # errors, then each Q
-        self.q = self.memory[size:]
-        self.matrices = []
-        for (start, rows, columns), q_start in zip(shapes, q_ends[:-1], strict=True):
-            stop = start + rows * columns
-            pair = (flat[start:stop].reshape(rows, columns) for flat in (self.gradients, self.memory))
-            q = self.memory[q_start : q_start + rank * columns].reshape(columns, rank)
-            self.matrices.append(Factored(*pair, np.empty((rows, rank), np.float32), q))
         edges = [0, *(edge for start, rows, columns in shapes for edge in (start, start + rows * columns)), size]
-        self.exact = [self.gradients[start:stop] for start, stop in zip(edges[::2], edges[1::2], strict=True)]
-        self.sent = np.concatenate([part.reshape(-1) for part in self._parts_sent()])
+        gaps = list(zip(edges[::2], edges[1::2], strict=True))
+        gap_edges = np.cumsum([0, *(stop - start for start, stop in gaps)])
+        p_edges = gap_edges[-1] + np.cumsum([0, *(rank * rows for _, rows, _ in shapes)])
+        q_edges = np.cumsum([0, *(rank * columns for *_, columns in shapes)])
+        self.sent = np.zeros(p_edges[-1], np.float32)  # gradients that are sent exactly, then each P
+        self.memory = np.zeros(size + q_edges[-1], np.float32)  # errors, or M; then each Q^T
+        self.q = self.memory[size:]
+        self.mean_q = np.zeros_like(self.q)
+        places = zip(gaps, pairwise(gap_edges), strict=True)
+        self.exact = [(self.gradients[slice(*gap)], self.sent[slice(*place)]) for gap, place in places]
+        self.matrices = []
+        project, _ = loops_of(rank)
+        for (start, rows, columns), p, q in zip(shapes, pairwise(p_edges), pairwise(q_edges), strict=True):
+            part = slice(start, start + rows * columns)
+            pair = (flat[part].reshape(rows, columns) for flat in (self.gradients, self.memory))
+            qs = (flat[slice(*q)].reshape(rank, columns) for flat in (self.q, self.mean_q))
+            self.matrices.append(Factored(*pair, self.sent[slice(*p)].reshape(rows, rank), *qs, project))
+        factors = [(start, one.p, one.q) for (start, *_), one in zip(shapes, self.matrices, strict=True)]
+        self.sums = FactoredGradients(self.gradients, factors)
+        half = sum(start < size / 2 for start, *_ in shapes)
+        self.parts = [
+            (self.matrices[:half], self.sent[: p_edges[half]], self.q[: q_edges[half]]),
+            (self.matrices[half:], self.sent[p_edges[half] :], self.q[q_edges[half] :]),
+        ]
         self.exchange = job.new_exchange(self.comm, [(0, max(len(self.sent), len(self.q)))])
         self.optimizer = job.new_optimizer(0, size)
 
     def errors(self):
+        for matrix in self.matrices:
+            matrix.subtract_sums()
         return self.memory
 
     @np.errstate(invalid="ignore")  # numbers that are not finite reach the norm, which ends the run
     def update(self, lr):
-        with self.tracer.phase("compress"):
-            for matrix in self.matrices:
-                matrix.project()
-            np.concatenate([part.reshape(-1) for part in self._parts_sent()], out=self.sent)
-        self._sum(self.sent)
-        with self.tracer.phase("compress"):
-            self._take_sums()
-            for matrix in self.matrices:
-                matrix.factor()
-        self._sum(self.q)
-        with self.tracer.phase("compress"):
-            for matrix in self.matrices:
-                matrix.restore(self.comm.size)
+        for gradients, sent in self.exact:
+            sent[:] = gradients
+        sums_of_p = [self._compress(matrices, Factored.compute_p, p) for matrices, p, _ in self.parts]
+        for (matrices, _, q), sum_of_p in zip(self.parts, sums_of_p, strict=True):
+            self._finish(sum_of_p)
+            self._compress(matrices, Factored.compute_q, q)
+        self._finish()
         with self.tracer.phase("update"):
-            squares = sum(map(self.sum_of_squares, (self.q, *self.exact)))  # P is orthonormal: Q has the norm of P Q^T
-            norm, scale = self.clip(squares)
-            self.optimizer.update(self.parameters, self.gradients, lr, scale)
+            np.divide(self.q, np.float32(self.comm.size), out=self.mean_q)
+            for gradients, sent in self.exact:
+                gradients[:] = sent
+            parts = self.q, *(gradients for gradients, _ in self.exact)  # P is orthonormal: Q has the norm of P Q^T
+            norm, scale = self.clip(sum(map(self.sum_of_squares, parts)))
+            self.optimizer.update(self.parameters, self.sums, lr, scale)
         return norm
 
-    def _sum(self, flat) -> None:
-        with self.tracer.phase("allreduce", bytes=flat.nbytes):
-            self.exchange.start_allreduce(flat, 0, len(flat))
-            self.exchange.engine.finish()
+    def _compress(self, matrices, compute, factors):
+        """Compute one factor of each matrix, and start the all-reduce of the flat `factors`. Return it."""
+        with self.tracer.phase("compress"):
+            for matrix in matrices:
+                compute(matrix, self.exchange.engine.progress)
+        with self.tracer.phase("allreduce", bytes=factors.nbytes):
+            return self.exchange.engine.start(self.exchange.allreduce(factors, 0, len(factors)))
 
-    def _parts_sent(self) -> list:
-        """Return the arrays of the first all-reduce, in order."""
-        return [*self.exact, *(matrix.p for matrix in self.matrices)]
-
-    def _take_sums(self) -> None:
-        used = 0
-        for part in self._parts_sent():
-            part[...] = self.sent[used : used + part.size].reshape(part.shape)
-            used += part.size
+    def _finish(self, allreduce=None) -> None:
+        """Wait for this all-reduce, or for all."""
+        with self.tracer.phase("allreduce"):
+            self.exchange.engine.finish(allreduce)
 
 
 @dataclass(frozen=True)
 class Factored:
-    """A matrix: gradients, errors (rows, columns), p (rows, R), q (columns, R), float32."""
+    """A matrix: gradients, errors (rows, columns), p (rows, R), q, mean_q = q / N (R, columns), float32.
+
+    `errors` holds M from `compute_p` until `subtract_sums`, or until the next `compute_p`. project: see
+    gpt2.kernels.numpy.factors.loops_of. progress(): called every few milliseconds, so that all-reduces advance.
+    """
 
     gradients: np.ndarray
     errors: np.ndarray
     p: np.ndarray
     q: np.ndarray
+    mean_q: np.ndarray
+    project: Callable
 
-    def project(self) -> None:
-        """Add the gradients to the errors, which thus become M, and set P = M Q.
+    def compute_p(self, progress) -> None:
+        """Turn the last M into errors, add the gradients, which gives the new M, and set P = M Q.
 
         Q is made orthonormal first: P then spans the same columns, but loses less of them to rounding.
         """
-        q = orthonormal(self.q).astype(np.float32)
-        for rows in self._blocks():
-            block = self.errors[rows]
-            np.add(block, self.gradients[rows], out=block)
-            np.matmul(block, q, out=self.p[rows])
+        q = np.ascontiguousarray(orthonormal(self.q.T).T, np.float32)
+        for rows in self._blocks(16 * BLOCK_ELEMENTS):
+            self.project(self.errors[rows], self.p[rows], self.mean_q, self.gradients[rows], q)
+            progress()
 
-    def factor(self) -> None:
+    def compute_q(self, progress) -> None:
         """Make the columns of the summed P orthonormal, and set Q = M^T P."""
         self.p[:] = orthonormal(self.p)
-        q = np.zeros(self.q.shape[::-1], np.float32)
-        for rows in self._blocks():
-            q += self.p[rows].T @ self.errors[rows]
-        self.q[:] = q.T
+        self.q.fill(0)
+        for index, rows in enumerate(self._blocks(BLOCK_ELEMENTS)):
+            np.add(self.q, self.p[rows].T @ self.errors[rows], out=self.q)
+            if index % 8 == 0:
+                progress()
 
-    def restore(self, ranks: int) -> None:
-        """Set the gradients to P Q^T, the sum over the ranks, and the errors to what it lacks of this rank's M."""
-        q = np.ascontiguousarray(self.q.T) / np.float32(ranks)
-        for rows in self._blocks():
-            block = self.errors[rows]
-            share = np.matmul(self.p[rows], q)
-            np.subtract(block, share, out=block)
-            np.multiply(share, np.float32(ranks), out=self.gradients[rows])
+    def subtract_sums(self) -> None:
+        """Turn M into errors. The next `compute_p` then subtracts 0."""
+        for rows in self._blocks(BLOCK_ELEMENTS):
+            nothing = np.zeros_like(self.errors[rows])
+            self.project(self.errors[rows], self.p[rows], self.mean_q, nothing, self.q)
+        self.p.fill(0)
+        self.mean_q.fill(0)
 
-    def _blocks(self) -> Iterator[slice]:
-        step = max(1, BLOCK_ELEMENTS // self.errors.shape[1])
+    def _blocks(self, elements: int) -> Iterator[slice]:
+        """Yield slices of rows that cover the matrix, of at most so many elements each."""
+        step = max(1, elements // self.errors.shape[1])
         for start in range(0, len(self.errors), step):
             yield slice(start, start + step)
 

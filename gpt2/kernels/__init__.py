@@ -21,7 +21,8 @@ sparse embedding gradient, classifier kernels also get `blocks`, and classifier_
 A bound set also has operand_dtype: the dtype of activations that are only operands of products (gpt2/activations.py),
 bfloat16 on CPUs. None means the parameters' dtype.
 
-With bfloat16 parameters (cupy only) adamw also gets the float32 master copy that gpt2.optimizer.AdamW keeps. It updates
+adamw's gradients may be numpy.factors.FactoredGradients, of which matrices are products of factors; only in numpy.
+With bfloat16 parameters (cupy only) it also gets the float32 master copy that gpt2.optimizer.AdamW keeps. It updates
 the master copy, and rounds it into the parameters.
 """
 

@@ -53,6 +53,7 @@ class StagedAdamW:
         if gradient_scale is None:
             return
         staging = self._staging
+        gradients = np.asarray(gradients)
         self._step += 1
         for array in (parameters, gradients):
             staging.pin(array)

@@ -14,6 +14,7 @@ from gpt2.kernels.numpy import (
     sum_of_squares,
 )
 from gpt2.kernels.numpy.cores import Cores
+from gpt2.kernels.numpy.factors import FactoredGradients
 from gpt2.kernels.numpy.loops import SQUARES
 
 RANDOM = np.random.default_rng(7)
@@ -92,6 +93,27 @@ def test_adamw_does_not_depend_on_how_it_is_cut():
     expected = run(Cores(1))
     for found in both_orders(run):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_adamw_of_factors_does_not_depend_on_how_it_is_cut():
+    """Two matrices have products as gradients; parts begin and end within their rows."""
+    p, g = float32(1000), float32(1000)
+    matrices = [(103, float32(7, 3), float32(3, 20)), (243, float32(42, 6), float32(6, 5))]
+
+    def run(cores, gradients=None):
+        gradients = FactoredGradients(g, matrices) if gradients is None else gradients
+        parameters, m, v = p.copy(), np.zeros(1000, np.float32), np.zeros(1000, np.float32)
+        for step in (1, 2):
+            adamw(cores, parameters, gradients, m, v, [(103, 453)], step, 0.1, 0.9, 0.95, 1e-8, 0.1, 0.5)
+        return np.stack([parameters, m, v])
+
+    expected = run(Cores(1))
+    for found in both_orders(run):
+        np.testing.assert_array_equal(found, expected)
+    flat = np.asarray(FactoredGradients(g.copy(), matrices))
+    np.testing.assert_allclose(run(Cores(1), flat), expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(flat[243:453], (matrices[1][1] @ matrices[1][2]).ravel(), rtol=1e-5)
+    np.testing.assert_array_equal(flat[453:], g[453:])
 
 
 @pytest.mark.parametrize("size", [SQUARES - 1, SQUARES, SQUARES + 1, 2 * SQUARES + 3])

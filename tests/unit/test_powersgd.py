@@ -21,14 +21,16 @@ KERNELS = load_kernels("numpy", 1)
 PLACES = [1], [1, 1], [1, 2], [2, 2], [1, 1, 1, 1]
 
 
-class NoUpdate:
+class Reads:
+    """As an optimizer that changes nothing."""
+
     def update(self, parameters, gradients, lr, scale):
-        """As an optimizer that changes nothing."""
+        self.read = np.asarray(gradients).copy()
 
 
 def new_strategy(world, **changes):
     buffers = OwnBuffers(world, SIZE, [(0, SIZE)])
-    job = Job(world, buffers, lambda start, stop: NoUpdate(), KERNELS.sum_of_squares, Clipping(0.0), Tracer())
+    job = Job(world, buffers, lambda start, stop: Reads(), KERNELS.sum_of_squares, Clipping(0.0), Tracer())
     return PowerSGD(replace(job, **{"matrices": MATRICES, "low_rank": RANK, **changes}))
 
 
@@ -39,12 +41,12 @@ def steps(nodes, given, **changes):
         strategy = new_strategy(world, **changes)
         if not changes:
             for matrix, q in zip(strategy.matrices, first_q(), strict=True):
-                matrix.q[:] = q
+                matrix.q[:] = q.T
         sums, norms = [], []
         for step in given:
             strategy.gradients[:] = step[world.rank]
             norms.append(strategy.update(0.0))
-            sums.append(strategy.gradients.copy())
+            sums.append(strategy.optimizer.read)
         return SimpleNamespace(sums=np.stack(sums), norms=norms, strategy=strategy)
 
     ranks = run_ranks(nodes, program)
@@ -95,6 +97,20 @@ def test_nothing_is_lost_but_put_off(nodes):
     assert left[:161].any()
     assert not left[161:166].any()
     assert not left[538:].any()
+
+
+def test_a_checkpoint_changes_no_bit():
+    """Errors are subtracted when they are read, or else with the next step's gradients."""
+    strategies = run_ranks([1], lambda world: [new_strategy(world, low_rank=3) for _ in range(2)])[0]
+    for given in gradients()[:4, 0]:
+        for strategy in strategies:
+            strategy.gradients[:] = given
+            strategy.update(0.0)
+        before = strategies[0].errors().copy()
+        assert strategies[0].errors().tobytes() == before.tobytes()
+        assert before[:SIZE].any()
+        assert strategies[0].optimizer.read.tobytes() == strategies[1].optimizer.read.tobytes()
+    assert strategies[1].errors().tobytes() == before.tobytes()
 
 
 def test_zero_gradients_and_dependent_columns():

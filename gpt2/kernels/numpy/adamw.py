@@ -8,7 +8,7 @@ the bias corrections are constants of a step, and go into the step size and epsi
 
 import math
 
-from gpt2.kernels.numpy import loops
+from gpt2.kernels.numpy import factors, loops
 
 
 def adamw(
@@ -17,7 +17,8 @@ def adamw(
 ):  # fmt: skip
     """Update parameters, m and v, flat arrays of one length, with gradients * gradient_scale. `step` counts from 1.
 
-    decaying: the ranges [(start, stop), ...] that weight decay applies to, in order.
+    decaying: the ranges [(start, stop), ...] that weight decay applies to, in order. gradients: flat, or
+    factors.FactoredGradients, of which no matrix decays in part.
     master, first, rounding_seed: for bfloat16 parameters, which this set does not have.
     """
     assert master is None, "the numpy kernels have no bfloat16 parameters"
@@ -26,14 +27,31 @@ def adamw(
     ranges = _ranges(decaying, len(parameters), 1.0 - lr * weight_decay)
     real = parameters.dtype.type
 
+    is_factored = isinstance(gradients, factors.FactoredGradients)
+    parts = list(gradients.parts()) if is_factored else [(0, len(parameters), gradients)]
+
     def part(start, stop):
         for low, high, keep in ranges:
-            some = slice(max(low, start), min(high, stop))
-            if some.start < some.stop:
-                arrays = [array[some] for array in (parameters, gradients, m, v)]
-                loops.adamw(*arrays, *map(real, (beta1, beta2, step_size, eps / root, keep, gradient_scale)))
+            numbers = [real(number) for number in (beta1, beta2, step_size, eps / root, keep, gradient_scale)]
+            for begin, end, gradient in parts:
+                some = slice(max(low, start, begin), min(high, stop, end))
+                if some.start < some.stop and isinstance(gradient, tuple):
+                    _adamw_of_matrix(parameters, *gradient, m, v, begin, some, numbers)
+                elif some.start < some.stop:
+                    flat = gradient[some.start - begin : some.stop - begin]
+                    loops.adamw(parameters[some], flat, m[some], v[some], *numbers)
 
     cores.for_parts(len(parameters), part)
+
+
+def _adamw_of_matrix(parameters, p, q, m, v, begin, some, numbers) -> None:
+    """Update the rows that start in the slice `some` of the flat arrays, of a matrix that starts at `begin`."""
+    columns = q.shape[1]
+    rows = slice(-(-(some.start - begin) // columns), -(-(some.stop - begin) // columns))
+    end = begin + len(p) * columns
+    matrix, matrix_m, matrix_v = (flat[begin:end].reshape(-1, columns)[rows] for flat in (parameters, m, v))
+    _, adamw_of_product = factors.loops_of(len(q))
+    adamw_of_product(matrix, p[rows], q, matrix_m, matrix_v, *numbers)
 
 
 def _ranges(decaying, size, keep):

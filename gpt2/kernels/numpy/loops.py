@@ -119,14 +119,20 @@ def multiply_by(x, factor, columns):
             row_x[c] *= number(row_factor[c])
 
 
+@register_jitable(error_model="numpy", fastmath=False)
+def adamw_element(p, m, v, gradient, beta1, beta2, step_size, eps, keep):
+    """Return p, m, v after m = b1 m + g;  v = b2 v + g^2;  p = keep p - step_size m / (sqrt(v) + eps)."""
+    m = m * beta1 + gradient
+    v = v * beta2 + gradient * gradient
+    return p * keep - step_size * (m / (math.sqrt(v) + eps)), m, v
+
+
 @compiled
 def adamw(p, g, m, v, beta1, beta2, step_size, eps, keep, gradient_scale):
-    """Update m = b1 m + g;  v = b2 v + g^2;  p = keep p - step_size m / (sqrt(v) + eps).  Flat arrays of one length."""
+    """Update flat arrays of one length with gradients g * gradient_scale."""
     for i in range(len(p)):
         gradient = g[i] * gradient_scale
-        m[i] = m[i] * beta1 + gradient
-        v[i] = v[i] * beta2 + gradient * gradient
-        p[i] = p[i] * keep - step_size * (m[i] / (math.sqrt(v[i]) + eps))
+        p[i], m[i], v[i] = adamw_element(p[i], m[i], v[i], gradient, beta1, beta2, step_size, eps, keep)
 
 
 @compiled_sums

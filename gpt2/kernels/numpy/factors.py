@@ -1,0 +1,88 @@
+"""Loops over matrices (rows, columns) and products p q that are never stored: p (rows, R), q (R, columns), float32.
+
+They are compiled for each R, so that they compute elements of p q in registers. This is IEEE arithmetic in a fixed
+order: it gives the same bits on all CPUs, however the rows are cut.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numba.extending import register_jitable
+
+from gpt2.kernels.numpy.compiling import compiled, compiled_sums
+from gpt2.kernels.numpy.loops import adamw_element
+
+
+@dataclass(frozen=True)
+class FactoredGradients:
+    """Gradients for AdamW, of which some matrices are products p q. np.asarray writes these to `flat`, and returns it.
+
+    flat: (size,); matrices: (start in flat, p, q) of each, in order.
+    """
+
+    flat: np.ndarray
+    matrices: list[tuple[int, np.ndarray, np.ndarray]]
+
+    def parts(self) -> Iterator[tuple[int, int, np.ndarray | tuple[np.ndarray, np.ndarray]]]:
+        """Yield (start, stop, gradients) of ranges that cover flat. gradients: a flat array, or (p, q)."""
+        stop = 0
+        for start, p, q in self.matrices:
+            yield stop, start, self.flat[stop:start]
+            stop = start + len(p) * q.shape[1]
+            yield start, stop, (p, q)
+        yield stop, len(self.flat), self.flat[stop:]
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        for start, p, q in self.matrices:
+            self.flat[start : start + len(p) * q.shape[1]] = (p @ q).reshape(-1)
+        return self.flat
+
+
+@cache
+def loops_of(R: int) -> tuple[Callable, Callable]:
+    """Return project and adamw for this R.
+
+    project(matrix, p, q, added, new_q): matrix = (matrix - p q) + added; then p = matrix new_q^T.
+    adamw(parameters, p, q, m, v, beta1, ...): loops.adamw for matrices, with p q as the gradients.
+    """
+
+    @register_jitable(error_model="numpy", fastmath=False)
+    def product(row_p, q, c):
+        total = np.float32(0)
+        for r in range(R):
+            total += row_p[r] * q[r, c]
+        return total
+
+    @register_jitable(error_model="numpy", fastmath=False)
+    def changed(number, subtracted, added):
+        return number - subtracted + added
+
+    @compiled_sums
+    def project(matrix, p, q, added, new_q):
+        for n in range(len(matrix)):
+            row = matrix[n]
+            row_p = p[n]
+            row_added = added[n]
+            for c in range(len(row)):
+                row[c] = changed(row[c], product(row_p, q, c), row_added[c])
+            for r in range(R):
+                total = np.float32(0)
+                for c in range(len(row)):
+                    total += row[c] * new_q[r, c]
+                row_p[r] = total
+
+    @compiled
+    def adamw(parameters, p, q, m, v, beta1, beta2, step_size, eps, keep, gradient_scale):
+        for n in range(len(parameters)):
+            row = parameters[n]
+            row_m = m[n]
+            row_v = v[n]
+            row_p = p[n]
+            for c in range(len(row)):
+                gradient = product(row_p, q, c) * gradient_scale
+                numbers = beta1, beta2, step_size, eps, keep
+                row[c], row_m[c], row_v[c] = adamw_element(row[c], row_m[c], row_v[c], gradient, *numbers)
+
+    return project, adamw
