@@ -4,7 +4,7 @@
     all-reduce of all P with what is sent exactly;  P: made orthonormal
     Q = M^T P;  all-reduce of all Q                  the sum of all M is about P Q^T
     AdamW on every rank                              with P Q^T as the gradients
-    errors = M - P Q^T / N                           when M is next needed
+    errors = M - P Q^T / N                           in the next step, or for a checkpoint
 
 Vogels, Karimireddy, Jaggi 2019, PowerSGD: Practical Low-Rank Gradient Compression, with sums instead of means: losses
 are scaled by the global batch. A matrix costs R (rows + columns) elements instead of rows * columns; it is sent exactly
@@ -13,11 +13,11 @@ if that is no less, and so are biases and LayerNorms. The all-reduces go around 
 state (2 D) and its errors (D). All ranks get the same sums, and make the same products of them: the same bits, if all
 nodes have CPUs of one kind.
 
-A pass over the matrices takes as long as memory needs to bring them. So one pass updates the errors, adds the gradients
-and computes P, and AdamW computes P Q^T itself (gpt2/kernels/numpy/factors.py).
+Memory bandwidth limits every pass over the matrices, so there are few: one pass computes the errors, M and P, and AdamW
+computes P Q^T itself instead of reading it (gpt2/kernels/numpy/factors.py).
 
-Checkpoints hold each rank's errors, followed by each Q^T. On other ranks both begin anew, at 0. With another R the
-errors go on, and Q begins with numbers of the old Q in another order.
+A checkpoint holds each rank's errors, followed by every Q^T. If the number of ranks changes, both start from 0. If R
+changes, the errors carry over, and Q starts from the old numbers in a different order.
 """
 
 import math
@@ -43,7 +43,7 @@ def low_rank(matrices, rank: int) -> list[tuple[int, int, int]]:
 
 
 def factors_sent(setting: Setting) -> Messages:
-    """Return the messages of two rings: of all P with what is sent exactly, then of all Q.
+    """Return the messages of two rings: of all P with what is sent exactly, then of all Q, each as if in one part.
 
     Raise UnknownChoice if the shapes of the matrices are unknown.
     """
@@ -103,13 +103,14 @@ class PowerSGD(Strategy):
 
     def errors(self):
         for matrix in self.matrices:
-            matrix.subtract_sums()
+            matrix.update_errors()
         return self.memory
 
     @np.errstate(invalid="ignore")  # numbers that are not finite reach the norm, which ends the run
     def update(self, lr):
-        for gradients, sent in self.exact:
-            sent[:] = gradients
+        with self.tracer.phase("compress"):
+            for gradients, sent in self.exact:
+                sent[:] = gradients
         sums_of_p = [self._compress(matrices, Factored.compute_p, p) for matrices, p, _ in self.parts]
         for (matrices, _, q), sum_of_p in zip(self.parts, sums_of_p, strict=True):
             self._finish(sum_of_p)
@@ -142,8 +143,9 @@ class PowerSGD(Strategy):
 class Factored:
     """A matrix: gradients, errors (rows, columns), p (rows, R), q, mean_q = q / N (R, columns), float32.
 
-    `errors` holds M from `compute_p` until `subtract_sums`, or until the next `compute_p`. project: see
-    gpt2.kernels.numpy.factors.loops_of. progress(): called every few milliseconds, so that all-reduces advance.
+    `compute_p` leaves M in `errors`. The next `compute_p`, or `update_errors` before it, subtracts P Q^T / N.
+    project: see gpt2.kernels.numpy.factors.loops_of. progress() is called every few milliseconds, to advance
+    all-reduces that are under way.
     """
 
     gradients: np.ndarray
@@ -154,7 +156,7 @@ class Factored:
     project: Callable
 
     def compute_p(self, progress) -> None:
-        """Turn the last M into errors, add the gradients, which gives the new M, and set P = M Q.
+        """Compute the errors of the last step, add the gradients to get M, and set P = M Q.
 
         Q is made orthonormal first: P then spans the same columns, but loses less of them to rounding.
         """
@@ -172,8 +174,10 @@ class Factored:
             if index % 8 == 0:
                 progress()
 
-    def subtract_sums(self) -> None:
-        """Turn M into errors. The next `compute_p` then subtracts 0."""
+    def update_errors(self) -> None:
+        """Subtract P Q^T / N from M now, with the same bits as `compute_p`, which then subtracts 0."""
+        if not self.mean_q.any():
+            return  # done before
         for rows in self._blocks(BLOCK_ELEMENTS):
             nothing = np.zeros_like(self.errors[rows])
             self.project(self.errors[rows], self.p[rows], self.mean_q, nothing, self.q)

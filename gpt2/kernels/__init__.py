@@ -21,8 +21,8 @@ sparse embedding gradient, classifier kernels also get `blocks`, and classifier_
 A bound set also has operand_dtype: the dtype of activations that are only operands of products (gpt2/activations.py),
 bfloat16 on CPUs. None means the parameters' dtype.
 
-adamw's gradients may be numpy.factors.FactoredGradients, of which matrices are products of factors; only in numpy.
-With bfloat16 parameters (cupy only) it also gets the float32 master copy that gpt2.optimizer.AdamW keeps. It updates
+The numpy set's adamw also takes FactoredGradients (numpy/factors.py), in which some matrices are products of factors.
+With bfloat16 parameters (cupy only) adamw also gets the float32 master copy that gpt2.optimizer.AdamW keeps. It updates
 the master copy, and rounds it into the parameters.
 """
 

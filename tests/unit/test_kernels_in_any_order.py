@@ -96,7 +96,7 @@ def test_adamw_does_not_depend_on_how_it_is_cut():
 
 
 def test_adamw_of_factors_does_not_depend_on_how_it_is_cut():
-    """Two matrices have products as gradients; parts begin and end within their rows."""
+    """The gradients of two matrices are products of factors, and the cuts between threads lie within rows."""
     p, g = float32(1000), float32(1000)
     matrices = [(103, float32(7, 3), float32(3, 20)), (243, float32(42, 6), float32(6, 5))]
 

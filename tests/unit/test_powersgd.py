@@ -100,7 +100,7 @@ def test_nothing_is_lost_but_put_off(nodes):
 
 
 def test_a_checkpoint_changes_no_bit():
-    """Errors are subtracted when they are read, or else with the next step's gradients."""
+    """Whether errors() or the next step subtracts P Q^T / N, all results have the same bits."""
     strategies = run_ranks([1], lambda world: [new_strategy(world, low_rank=3) for _ in range(2)])[0]
     for given in gradients()[:4, 0]:
         for strategy in strategies:

@@ -1,7 +1,7 @@
 """Loops over matrices (rows, columns) and products p q that are never stored: p (rows, R), q (R, columns), float32.
 
-They are compiled for each R, so that they compute elements of p q in registers. This is IEEE arithmetic in a fixed
-order: it gives the same bits on all CPUs, however the rows are cut.
+Each R has its own compiled loops, which compute an element of p q in registers. They use IEEE arithmetic in a fixed
+order, so the element has the same bits on every CPU, whichever thread computes its row.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from gpt2.kernels.numpy.loops import adamw_element
 
 @dataclass(frozen=True)
 class FactoredGradients:
-    """Gradients for AdamW, of which some matrices are products p q. np.asarray writes these to `flat`, and returns it.
+    """Gradients for AdamW in which some matrices are products p q. np.asarray computes these in `flat`, and returns it.
 
     flat: (size,); matrices: (start in flat, p, q) of each, in order.
     """

@@ -121,7 +121,7 @@ def multiply_by(x, factor, columns):
 
 @register_jitable(error_model="numpy", fastmath=False)
 def adamw_element(p, m, v, gradient, beta1, beta2, step_size, eps, keep):
-    """Return p, m, v after m = b1 m + g;  v = b2 v + g^2;  p = keep p - step_size m / (sqrt(v) + eps)."""
+    """Compute m = b1 m + g;  v = b2 v + g^2;  p = keep p - step_size m / (sqrt(v) + eps).  Return p, m, v."""
     m = m * beta1 + gradient
     v = v * beta2 + gradient * gradient
     return p * keep - step_size * (m / (math.sqrt(v) + eps)), m, v
@@ -129,7 +129,7 @@ def adamw_element(p, m, v, gradient, beta1, beta2, step_size, eps, keep):
 
 @compiled
 def adamw(p, g, m, v, beta1, beta2, step_size, eps, keep, gradient_scale):
-    """Update flat arrays of one length with gradients g * gradient_scale."""
+    """Update p, m and v, flat arrays of one length, with the gradients g * gradient_scale."""
     for i in range(len(p)):
         gradient = g[i] * gradient_scale
         p[i], m[i], v[i] = adamw_element(p[i], m[i], v[i], gradient, beta1, beta2, step_size, eps, keep)
