@@ -20,7 +20,6 @@ A checkpoint holds each rank's errors, followed by every Q^T. If the number of r
 changes, the errors carry over, and Q starts from the old numbers in a different order.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,13 +27,12 @@ from itertools import pairwise
 import numpy as np
 
 from dist.cost.memory import Memory
-from dist.cost.messages import Messages, Setting, ring_of
+from dist.cost.messages import Messages, Setting, in_turn, ring_of
 from dist.cost.mpi_choices import UnknownChoice
 from strategies.base import Strategy
 from strategies.traits import Traits
 
 BLOCK_ELEMENTS = 1 << 16  # of rows that stay in a core's cache
-DEPENDENT = 1e-12  # of a column's sum of squares: what float32 leaves of a column that depends on others
 
 
 def low_rank(matrices, rank: int) -> list[tuple[int, int, int]]:
@@ -42,17 +40,25 @@ def low_rank(matrices, rank: int) -> list[tuple[int, int, int]]:
     return [one for one in matrices if rank * (one[1] + one[2]) < one[1] * one[2]]
 
 
+def two_parts(matrices, size: int) -> tuple[list, list]:
+    """Cut a list of matrices in two by where they start in the flat buffer of `size`: each part has its all-reduces."""
+    first = [one for one in matrices if one[0] < size / 2]
+    return first, matrices[len(first) :]
+
+
 def factors_sent(setting: Setting) -> Messages:
-    """Return the messages of two rings: of all P with what is sent exactly, then of all Q, each as if in one part.
+    """Return the messages of four rings: two of what is sent exactly and all P, then two of all Q.
 
     Raise UnknownChoice if the shapes of the matrices are unknown.
     """
     if setting.matrices is None:
         raise UnknownChoice("the shapes of the matrices, which travel as factors, are unknown: name a model")
     matrices = low_rank(setting.matrices, setting.low_rank)
-    first = setting.elements + sum((setting.low_rank - columns) * rows for _, rows, columns in matrices)
-    sizes = [first, sum(setting.low_rank * columns for *_, columns in matrices)]
-    return ring_of(setting.ranks, sum(setting.blocks(len(setting.placement), elements) for elements in sizes))
+    parts = two_parts(matrices, setting.elements)
+    sizes = [setting.low_rank * sum(one[side] for one in part) for side in (1, 2) for part in parts]
+    sizes[0] += setting.elements - sum(rows * columns for _, rows, columns in matrices)
+    blocks = [setting.blocks(len(setting.placement), elements) for elements in sizes]
+    return in_turn(*(ring_of(setting.ranks, of_ranks) for of_ranks in blocks))
 
 
 class PowerSGD(Strategy):
@@ -93,7 +99,7 @@ class PowerSGD(Strategy):
             self.matrices.append(Factored(*pair, self.sent[slice(*p)].reshape(rows, rank), *qs, project))
         factors = [(start, one.p, one.q) for (start, *_), one in zip(shapes, self.matrices, strict=True)]
         self.sums = FactoredGradients(self.gradients, factors)
-        half = sum(start < size / 2 for start, *_ in shapes)
+        half = len(two_parts(shapes, size)[0])
         self.parts = [
             (self.matrices[:half], self.sent[: p_edges[half]], self.q[: q_edges[half]]),
             (self.matrices[half:], self.sent[p_edges[half] :], self.q[q_edges[half] :]),
@@ -197,18 +203,12 @@ def orthonormal(p: np.ndarray) -> np.ndarray:
     A column that depends on the columns before it, or is 0, is replaced by a drawn one, the same on all ranks: so the
     first Q is drawn, as is Q after zero gradients. NaN stays NaN.
     """
+    from gpt2.kernels.numpy.factors import gram_schmidt  # slow to import: numba
+
     columns = np.array(p.T, np.float64, order="C")
-    for index, column in enumerate(columns):
-        before = columns[:index]
-        squares = column @ column
-        _project_out(column, before)
-        if column @ column <= DEPENDENT * squares:
-            column[:] = np.random.default_rng(index).standard_normal(len(column))
-            _project_out(column, before)
-        column /= math.sqrt(column @ column)
+    first = 0
+    seed = 0
+    while (first := gram_schmidt(columns, first)) < len(columns):
+        columns[first] = np.random.default_rng(seed).standard_normal(len(p))
+        seed += 1
     return columns.T
-
-
-def _project_out(column, others) -> None:
-    for _ in range(2):
-        column -= (others @ column) @ others

@@ -130,6 +130,13 @@ def test_orthonormal_columns_span_those_given(rank):
     np.testing.assert_allclose(found @ (found.T @ p), p, atol=1e-5)
 
 
+def test_columns_that_are_nearly_parallel_become_orthogonal():
+    p = 1 + 3e-6 * np.random.default_rng(0).standard_normal((50, 3))
+    found = orthonormal(p)
+    np.testing.assert_allclose(found.T @ found, np.eye(3), atol=1e-13)
+    np.testing.assert_allclose(found @ (found.T @ p), p, atol=1e-13)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("place", [100, 165], ids=["in a matrix", "in a vector"])
 def test_what_is_not_finite_is_told_and_forgotten(bad, place):

@@ -4,6 +4,7 @@ Each R has its own compiled loops, which compute an element of p q in registers.
 order, so the element has the same bits on every CPU, whichever thread computes its row.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +14,8 @@ from numba.extending import register_jitable
 
 from gpt2.kernels.numpy.compiling import compiled, compiled_sums
 from gpt2.kernels.numpy.loops import adamw_element
+
+DEPENDENT = 1e-12  # of a column's sum of squares: what float32 leaves of a column that depends on others
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,38 @@ class FactoredGradients:
         for start, p, q in self.matrices:
             self.flat[start : start + len(p) * q.shape[1]] = (p @ q).reshape(-1)
         return self.flat
+
+
+@compiled_sums
+def _dot(a, b):
+    total = 0.0
+    for n in range(len(a)):
+        total += a[n] * b[n]
+    return total
+
+
+@compiled_sums
+def gram_schmidt(columns, first) -> int:
+    """Make columns (R, rows) orthonormal from the column `first` on, and return R; each projection is made twice.
+
+    Stop at a column that depends on those before it, or is 0, and return its index. columns: float64.
+    """
+    for index in range(first, len(columns)):
+        column = columns[index]
+        squares = _dot(column, column)
+        for _ in range(2):
+            for earlier in range(index):
+                before = columns[earlier]
+                product = _dot(before, column)
+                for n in range(len(column)):
+                    column[n] -= product * before[n]
+        left = _dot(column, column)
+        if left <= DEPENDENT * squares:
+            return index
+        scale = 1 / math.sqrt(left)
+        for n in range(len(column)):
+            column[n] *= scale
+    return len(columns)
 
 
 @cache
