@@ -7,13 +7,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from gpt2.kernels.numpy import avx512_bf16
+from gpt2.kernels.numpy import amx_bf16, bf16_products
 from gpt2.kernels.numpy import llvm_vectors as llvm
+from gpt2.kernels.numpy.compiling import cpu_features
 
 ONES = 0x3F803F80  # two bfloat16 ones, or one float32 of about 1; denormal numbers would be slow on some CPUs
 ROUNDS = 500_000  # iterations of the loop in a period
@@ -21,16 +22,27 @@ PERIODS = 5  # the fastest period counts
 
 
 class InstructionPeak:
-    """Measures VDPBF16PS if the dtype is bfloat16 and the CPU has that instruction, else float32's FMA."""
+    """Measures the instruction that multiplies this dtype: TDPBF16PS or VDPBF16PS if the CPU has it, or float32's FMA.
+
+    run(rounds, word): returns a sum that `rounds` iterations have added to; all numbers are the bits of `word`.
+    """
 
     def __init__(self, dtype: str):
-        is_wide = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+        is_wide = "avx512f" in cpu_features()
         lanes = 16 if is_wide else 8
         sums = 16 if is_wide else 12  # enough to hide the latency, and few enough to fit in registers
-        is_bfloat16 = dtype == "bfloat16" and avx512_bf16.available()
-        self.instruction = "VDPBF16PS" if is_bfloat16 else "float32 FMA"
-        self.flops_a_round = sums * lanes * (4 if is_bfloat16 else 2)
-        self.run = _loop(_add_pairs if is_bfloat16 else _add_product, lanes, sums)
+        if dtype == "bfloat16" and amx_bf16.available():
+            self.instruction = "TDPBF16PS"
+            self.flops_a_round = 2 * amx_bf16.SIDE**2 * bf16_products.DEPTH
+            self.run = _tiles
+        elif dtype == "bfloat16" and bf16_products.available():
+            self.instruction = "VDPBF16PS"
+            self.flops_a_round = sums * lanes * 4
+            self.run = _loop(_add_pairs, lanes, sums)
+        else:
+            self.instruction = "float32 FMA"
+            self.flops_a_round = sums * lanes * 2
+            self.run = _loop(_add_product, lanes, sums)
         self.run(1, ONES)
 
     def flops(self, threads: int) -> float:
@@ -53,6 +65,31 @@ def _add_product(build, total, word):
 def _add_pairs(build, total, word):
     pair = build.bitcast(llvm.spread(build, word, llvm.LANES), llvm.PAIRS)
     return llvm.call(build, "llvm.x86.avx512bf16.dpbf16ps.512", total.type, total, pair, pair)
+
+
+def _tiles(rounds: int, word: int) -> float:
+    operand = np.full(bf16_products.B_PAIR_BYTES * 16 // 4, word, np.int32)
+    return _tile_rounds(rounds, operand.ctypes.data)
+
+
+@numba.njit(nogil=True)
+def _tile_rounds(rounds, operand):
+    amx_bf16.configure()
+    amx_bf16.clear()
+    amx_bf16.load(operand, operand, bf16_products.LINE_BYTES, operand, operand)
+    for _ in range(rounds):
+        amx_bf16.multiply()
+    total = _number_at(amx_bf16.stored())
+    amx_bf16.release()
+    return total
+
+
+@intrinsic
+def _number_at(typing_context, address):
+    def generate(context, build, signature, arguments):
+        return llvm.load_whole(build, llvm.F32, arguments[0], 0)
+
+    return types.float32(types.int64), generate
 
 
 def _loop(add, lanes: int, sums: int):

@@ -13,13 +13,15 @@ from ml_dtypes import bfloat16
 from gpt2.config import GPT2Config
 from gpt2.kernels import bind, load_kernels
 from gpt2.kernels import numpy as numpy_kernels
-from gpt2.kernels.numpy import avx512_bf16, loops
-from gpt2.kernels.numpy.bfloat16 import DotProductCores, WideningCores
+from gpt2.kernels.numpy import amx_bf16, bf16_products, loops
+from gpt2.kernels.numpy.bfloat16 import DotProductCores, TileCores, WideningCores
 from gpt2.model import new_model
 from gpt2.parameters import initialize
 
-# Without the instructions the form that needs them is compiled only: test_the_instructions_are_compiled_anywhere.
-FORMS = [WideningCores, *([DotProductCores] if avx512_bf16.available() else [])]
+# Without the instructions a form that needs them is compiled only: test_the_instructions_are_compiled_anywhere.
+FORMS = [WideningCores]
+FORMS += [DotProductCores] if bf16_products.available() else []
+FORMS += [TileCores] if amx_bf16.available() else []
 STEP = 2.0**-8  # of bfloat16: the largest relative error of rounding
 
 
@@ -65,7 +67,18 @@ def double(result, rows, columns):
 
 
 @pytest.mark.parametrize(
-    "shape", [(1, 1, 1), (5, 7, 3), (16, 48, 32), (130, 1000, 67), (130, 49, 2050), (1030, 20, 64), (3, 2000, 40)]
+    "shape",
+    [
+        (1, 1, 1),
+        (5, 7, 3),
+        (16, 48, 32),
+        (32, 96, 64),
+        (130, 1000, 67),
+        (130, 49, 2050),
+        (1030, 20, 64),
+        (3, 2000, 40),
+        (2, 3, 4100),
+    ],
 )
 def test_products(cores, shape):
     """rows, columns, k: none divides by what is taken at once, or all do. Nothing beside the sums is written."""
@@ -255,7 +268,7 @@ def python(code, **environment):
 GUARDED = """if True:
     import ctypes, mmap
     import numpy as np
-    from gpt2.kernels.numpy.bfloat16 import bfloat16, {form} as form
+    from gpt2.kernels.numpy.bfloat16 import amx_bf16, bfloat16, {form} as form
 
     def guarded(array):
         "The same numbers, up to the last byte before a page that nobody may read."
@@ -268,6 +281,7 @@ GUARDED = """if True:
         copy[...] = array
         return copy
 
+    amx_bf16.available()  # asks for the registers
     cores, random = form(1), np.random.default_rng(0)
     for rows, columns, depth in (6, 16, 8), (11, 21, 10), (13, 39, 17), (7, 1, 31):
         for dtype in np.float32, bfloat16:
@@ -288,6 +302,8 @@ def test_nothing_is_touched_behind_an_array(form):
 
 
 AVX512 = "+avx2,+fma,+avx512f,+avx512bw,+avx512vl,+avx512dq"
+PAIRS = f"{AVX512},+avx512bf16"
+TILES = f"{PAIRS},+amx-tile,+amx-bf16"
 X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86's instructions")
 
 
@@ -296,28 +312,35 @@ X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86's instructi
     [
         ("", WideningCores),
         pytest.param(AVX512, WideningCores, marks=X86),
-        pytest.param(f"{AVX512},+avx512bf16", DotProductCores, marks=X86),
+        pytest.param(PAIRS, DotProductCores, marks=X86),
+        pytest.param(TILES, TileCores if amx_bf16.available() else DotProductCores, marks=X86),
     ],
 )
 def test_the_form_is_chosen_by_the_cpus_instructions(features, form):
-    """numba is told to compile for a CPU that has just these."""
+    """numba is told to compile for a CPU that has just these. Linux grants AMX only on a CPU that has it."""
     code = "from gpt2.kernels import load_kernels; print(load_kernels('numpy', 1, dtype='bfloat16').device.how)"
     assert python(code, NUMBA_CPU_FEATURES=features).strip() == form.how
 
 
 @X86
-def test_the_instructions_are_compiled_anywhere(tmp_path):
+@pytest.mark.parametrize(
+    ("module", "cpu", "features", "instructions"),
+    [
+        ("avx512_bf16", "znver4", PAIRS, ["vdpbf16ps", "vcvtne2ps2bf16", "zmm"]),
+        ("amx_bf16", "sapphirerapids", TILES, ["tdpbf16ps", "tileloadd", "ldtilecfg", "vcvtne2ps2bf16"]),
+    ],
+)
+def test_the_instructions_are_compiled_anywhere(tmp_path, module, cpu, features, instructions):
     """For a CPU that has them, by name: also where none is at hand to run them."""
-    code = """if True:
+    code = f"""if True:
         from numba import int64
-        from gpt2.kernels.numpy import avx512_bf16 as kernels
-        assert kernels.available()
-        for function, arguments in ((kernels.pack, 8), (kernels.tiles, 8), (kernels.products, 23)):
+        from gpt2.kernels.numpy import {module} as kernels
+        from gpt2.kernels.numpy.bf16_products import pack_a, pack_b
+        for function, arguments in ((pack_a, 7), (pack_b, 7), (kernels.tiles, 8), (kernels.products, 23)):
             function.compile((int64,) * arguments)
         assembly = "".join(kernels.products.inspect_asm().values())
-        print(*(name in assembly for name in ("vdpbf16ps", "vcvtne2ps2bf16", "zmm")), len(kernels.pack.signatures))
+        print(*(name in assembly for name in {instructions}), len(pack_a.signatures), len(pack_b.signatures))
     """
-    environment = {"NUMBA_CPU_NAME": "znver4", "NUMBA_CPU_FEATURES": f"{AVX512},+avx512bf16"}
-    environment["NUMBA_CACHE_DIR"] = str(tmp_path)
-    # Of pack() the form above, and one for both operands of products().
-    assert python(code, **environment).split() == ["True", "True", "True", "2"]
+    environment = {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(tmp_path)}
+    # products() uses the same form of pack_a() and pack_b(): compiling another would take a second.
+    assert python(code, **environment).split() == ["True"] * len(instructions) + ["1", "1"]

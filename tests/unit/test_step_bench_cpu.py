@@ -8,22 +8,23 @@ import numpy as np
 import pytest
 
 from gpt2.config import PRESETS
-from gpt2.kernels.numpy import avx512_bf16
+from gpt2.kernels.numpy import amx_bf16, bf16_products
 from scripts.step_bench import bench
 from scripts.step_bench.peak import InstructionPeak
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_round_makes_the_operations_that_are_counted(dtype):
-    """Every sum gets a product of twos, or two of them, each round: the total says how many there were."""
+    """Every sum gets a product of twos, or several, each round: the total says how many sums there were."""
     peak, rounds, twos = InstructionPeak(dtype), 7, 0x40004000
-    by_pairs = dtype == "bfloat16" and avx512_bf16.available()
-    assert peak.instruction == ("VDPBF16PS" if by_pairs else "float32 FMA")
+    by_tiles = dtype == "bfloat16" and amx_bf16.available()
+    by_pairs = dtype == "bfloat16" and bf16_products.available()
+    assert peak.instruction == ("TDPBF16PS" if by_tiles else "VDPBF16PS" if by_pairs else "float32 FMA")
     factor = 2.0 if by_pairs else float(np.int32(twos).view(np.float32))
-    products = peak.run(rounds, twos) / factor**2  # of one lane
+    products = peak.run(rounds, twos) / factor**2 * (4 if by_tiles else 1)  # of one lane, or in one place of four tiles
     lanes = peak.flops_a_round * rounds / (2 * products)
-    assert lanes == pytest.approx(16 if by_pairs else round(lanes), rel=1e-5)
-    assert round(lanes) in (8, 16)
+    assert lanes == pytest.approx(256 if by_tiles else 16 if by_pairs else round(lanes), rel=1e-5)
+    assert round(lanes) in (8, 16, 256)
     assert peak.flops(1) > 0
 
 

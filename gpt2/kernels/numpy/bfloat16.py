@@ -3,23 +3,24 @@
     (a b)_ij = sum_k bfloat16(a_ik) bfloat16(b_kj)
 
 Parameters, gradients and everything between products stay float32. Activations that are only operands are stored as
-bfloat16. If the CPU has an instruction for such sums, it is used (avx512_bf16.py). Otherwise operands are rounded to
-bfloat16 and widened to float32, and BLAS computes products in float32. Both add up the same products, in different
-orders.
+bfloat16. If the CPU has instructions for such sums, they are used (amx_bf16.py, avx512_bf16.py). Otherwise operands are
+rounded to bfloat16 and widened to float32, and BLAS computes products in float32. All add up the same products, in
+different orders.
 """
 
 import numpy as np
 from ml_dtypes import bfloat16
 
-from gpt2.kernels.numpy import avx512_bf16, loops
+from gpt2.kernels.numpy import amx_bf16, avx512_bf16, bf16_products, loops
 from gpt2.kernels.numpy.cores import Cores
 from gpt2.kernels.numpy.llvm_vectors import ADD, ROUND, WRITE
 
 
 def bfloat16_cores(threads: int) -> "BFloat16Cores":
     """Return the cores with the fastest products on this CPU."""
-    form = DotProductCores if avx512_bf16.available() else WideningCores
-    return form(threads)
+    if amx_bf16.available():
+        return TileCores(threads)
+    return DotProductCores(threads) if bf16_products.available() else WideningCores(threads)
 
 
 class BFloat16Cores(Cores):
@@ -85,13 +86,14 @@ def _blocks(whole: slice, size: int) -> list[slice]:
 
 
 class DotProductCores(BFloat16Cores):
-    """Products by AVX-512's VDPBF16PS, which round operands while packing them.
+    """Products by AVX-512's VDPBF16PS, of operands that are rounded while they are packed.
 
     A block of the left operand takes a quarter of an L2 cache of 1 MB. A block of the right operand takes 2 MB of the
     L3 cache, and is read once for each block of the left.
     """
 
     how = "AVX512_BF16, bfloat16 operands"
+    kernels = avx512_bf16
     rows = 128
     columns = 1920
     depth = 1024
@@ -103,17 +105,17 @@ class DotProductCores(BFloat16Cores):
             operand = np.ascontiguousarray(operand)
         width, depth = operand.shape
         target = self._room(name, width, depth)
-        strides = operand.strides
-        avx512_bf16.pack(target, _address(operand), *strides, item, width, depth, name == "right")
+        pack = bf16_products.pack_b if name == "right" else bf16_products.pack_a
+        pack(target, _address(operand), *operand.strides, item, width, depth)
         return target
 
     def _room(self, name, width, depth) -> int:
-        room = self.scratch(name, (avx512_bf16.packed_bytes(width, depth) + 64,), np.uint8)
+        room = self.scratch(name, (bf16_products.packed_bytes(width, depth) + 64,), np.uint8)
         return -(-_address(room) // 64) * 64
 
     def sum_up(self, result, left, right, k, add):
         mode = ADD if add else WRITE
-        avx512_bf16.tiles(_address(result), result.strides[0], *result.shape, left, right, k.stop - k.start, mode)
+        self.kernels.tiles(_address(result), result.strides[0], *result.shape, left, right, k.stop - k.start, mode)
 
     def multiply(self, a, b, out, rows, columns, finish):
         """Compute all blocks in one call, unless each must be finished before it is rounded."""
@@ -134,7 +136,14 @@ class DotProductCores(BFloat16Cores):
         operands = [(_address(operand), *operand.strides, operand.itemsize) for operand in (a, b.transpose(0, 2, 1))]
         mode = ROUND if rounds else ADD if add else WRITE
         sides = (*operands[0], *operands[1], *rooms, high, wide, deep)
-        avx512_bf16.products(heads, rows, columns, depth, _address(out), *out.strides[:2], *sides, mode)
+        self.kernels.products(heads, rows, columns, depth, _address(out), *out.strides[:2], *sides, mode)
+
+
+class TileCores(DotProductCores):
+    """Products by AMX's TDPBF16PS, of the same packed operands."""
+
+    how = "AMX, bfloat16 operands"
+    kernels = amx_bf16
 
 
 class WideningCores(BFloat16Cores):

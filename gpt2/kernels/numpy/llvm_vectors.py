@@ -1,10 +1,14 @@
-"""LLVM's vector instructions, which numba does not offer, for @intrinsic (avx512_bf16.py).
+"""LLVM's vector instructions, which numba does not offer (bf16_products.py, avx512_bf16.py, amx_bf16.py).
 
 The last two functions generate the sums of one tile, held in registers, and their storage. The first argument is
 llvmlite's builder. An address is an int64 without alignment. A word is a pair of bfloat16.
 """
 
+import inspect
+
 from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 LANES = 16  # float32 numbers or words in a vector
 # Modes: write a tile's sums as float32, add them, or write them as bfloat16.
@@ -37,6 +41,30 @@ MANY_HALVES = ir.VectorType(I16, 2 * LANES)
 PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 ROUNDED = ir.VectorType(_BFloat(), LANES)
 NAMES = {FLOATS: "v16f32", HALVES: "v16i16", MANY_HALVES: "v32i16"}
+
+
+def instructions(generate):
+    """Make generate(build, *values) a function that compiled code can call with as many int64. It returns nothing."""
+    typing_context, *values = inspect.signature(generate).parameters.values()
+
+    def typed(typing_context, *arguments):
+        def generate_all(context, build, signature, arguments):
+            generate(build, *arguments)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * len(values)), generate_all
+
+    typed.__signature__ = inspect.Signature([typing_context, *values])
+    return intrinsic(typed)
+
+
+def in_both_cases(build, condition, generate) -> None:
+    """Generate a branch: generate(True) if the condition holds, else generate(False)."""
+    with build.if_else(condition) as (then, otherwise):
+        with then:
+            generate(True)
+        with otherwise:
+            generate(False)
 
 
 def call(build, name, result, *arguments):
@@ -91,10 +119,11 @@ def rounded_pairs(build, low, high):
     return call(build, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", PAIRS, high, low)
 
 
-def store_halves(build, words, target, second_half):
-    """Store 16 words: 8 at `target`, 8 at target + second_half."""
-    for first, place in ((0, target), (8, build.add(target, second_half))):
-        build.store(shuffle(build, words, words, list(range(first, first + 8))), place_of(build, place)).align = 1
+def store_words(build, vectors, target, step):
+    """Store vectors of 16 words, `step` bytes apart."""
+    for words in vectors:
+        build.store(words, place_of(build, target)).align = 1
+        target = build.add(target, step)
 
 
 def transposed(build, rows):
