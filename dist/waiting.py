@@ -13,10 +13,6 @@ LONGEST_PAUSE_S = 3e-4
 POLLING_S = 100e-6  # longer than the first pause with its slack
 
 
-def nothing() -> None:
-    """Do nothing: the default `progress` of a rank that waits."""
-
-
 class Pauses:
     """Sleeps that grow while nothing happens: a short wait ends at once, a long one uses no core."""
 
@@ -45,7 +41,7 @@ def wait(request) -> None:
         pauses.sleep()
 
 
-def wait_nearby(request, progress: Callable[[], object] = nothing) -> None:
+def wait_nearby(request, progress: Callable[[], object] = lambda: None) -> None:
     """Wait for a message that is due within microseconds: poll for a while before the first sleep.
 
     Between polls it yields the core, which two ranks may share. progress() advances other work that is under way.

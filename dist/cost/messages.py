@@ -148,18 +148,13 @@ def ring_of_ranks(setting: Setting) -> Messages:
     return ring_of(setting.ranks, setting.blocks(len(setting.placement)))
 
 
-def ring_of_nodes(setting: Setting) -> Messages:
-    """Sum the vector in each node's shared memory, then around a ring of the nodes' leaders."""
-    leaders = leaders_of(setting.placement)
-    return ring_of(leaders, setting.blocks(len(leaders)))
-
-
 def sums_of_nodes(setting: Setting) -> Messages:
     """Sum the vector in each node's shared memory, then between the leaders: directly in int8, else around a ring."""
-    if setting.item != WIRE_BYTES["int8"]:
-        return ring_of_nodes(setting)
     leaders = leaders_of(setting.placement)
-    return direct_exchange(leaders, setting.blocks(len(leaders))), []
+    blocks = setting.blocks(len(leaders))
+    if setting.item == WIRE_BYTES["int8"]:
+        return direct_exchange(leaders, blocks), []
+    return ring_of(leaders, blocks)
 
 
 def direct_exchange(members: np.ndarray, blocks: np.ndarray) -> list[Stage]:

@@ -53,13 +53,6 @@ class AloneComm(DeviceComm):
 
     Reduce = Reduce_scatter_block = Allgather = Allreduce
 
-    def Reduce_scatter(self, send, receive, counts) -> None:
-        self.Allreduce(send, receive)
-
-    def Allgatherv(self, send, receive) -> None:
-        """Copy this rank's array. receive: [array, counts], as in mpi4py."""
-        self.Allreduce(send, receive[0])
-
     def Bcast(self, buffer, root: int) -> None:
         """Do nothing."""
 

@@ -12,31 +12,23 @@ from dist.watch.stalls import Lookout
 from dist.world import World
 
 
-class EndWithoutGone:
-    """Finds ranks that are gone after SIGTERM, in the watchdog's thread of one rank."""
+def gone_ranks(world: World, live: LivePositions, lookout: Lookout) -> list[int] | None:
+    """Return the gone ranks; [] if another rank has named them and this one must end; None if none is gone.
 
-    def __init__(self, world: World, live: LivePositions, lookout: Lookout):
-        self._is_published = world.node_count > 1 and world.local_rank < 2
-        self._live = live
-        self._lookout = lookout
-
-    def look(self) -> list[int] | None:
-        """Return the gone ranks; [] if another rank has named them and this one must end; None if none is gone.
-
-        Call it often after this rank has received SIGTERM.
-        """
-        self._live.pulse(is_asked=True)
-        if self._live.unseen:  # a rank on an unseen host may live, and write the checkpoint
-            return None
-        if self._is_published:
-            self._live.publish()
-        if self._live.read(self._lookout.first_nodes)["ends"].any():
-            return []
-        seen = self._lookout.look()
-        if seen is None:
-            return None
-        if seen.has_end():
-            return []
-        if not seen.are_silent(self._lookout.before):
-            return None  # a rank in `before` lives, and judges
-        return seen.find_gone() or None
+    The watchdog's thread calls this often after this rank has received SIGTERM. lookout: for these calls alone.
+    """
+    live.pulse(is_asked=True)
+    if live.unseen:  # a rank on an unseen host may live, and write the checkpoint
+        return None
+    if world.node_count > 1 and world.local_rank < 2:
+        live.publish()
+    if live.read(lookout.first_nodes)["ends"].any():
+        return []
+    seen = lookout.look()
+    if seen is None:
+        return None
+    if seen.has_end():
+        return []
+    if not seen.are_silent(lookout.before):
+        return None  # a rank in `before` lives, and judges
+    return seen.find_gone() or None

@@ -21,7 +21,7 @@ import numpy as np
 
 from dist.console import say
 from dist.repeating import Repeating
-from dist.watch.gone import EndWithoutGone
+from dist.watch.gone import gone_ranks
 from dist.watch.live import LivePositions
 from dist.watch.stalls import Lookout, Observation, Stall
 from dist.world import PRINTING_S, World, end_job
@@ -61,10 +61,9 @@ class Watchdog:
         is_meeting, is_wait = (np.array([name in chosen for name in self._names]) for chosen in (meetings, waits))
         self._node = Observation(is_meeting, SILENT_PAUSES * self._pause_s, 2 * self._pause_s)
         self._lookout = Lookout(world, self._live, lambda: Observation(is_meeting, after_s, 2 * self._pause_s, is_wait))
-        after_sigterm = Lookout(
+        self._after_sigterm = Lookout(
             world, self._live, lambda: Observation(is_meeting, self._pause_s + GONE_S, 2 * tick_s, is_wait)
         )
-        self._without = EndWithoutGone(world, self._live, after_sigterm)
         if world.rank == 0 and self._live.unseen:
             say(f"{folder} is not shared with {', '.join(self._live.unseen)}: a stall there is not seen")
         self._thread = Repeating(self._watch, tick_s, "watchdog")
@@ -77,8 +76,10 @@ class Watchdog:
         self._live.close()
 
     def _watch(self) -> None:
-        if self._is_asked() and (gone := self._without.look()) is not None:
-            self._end_without(gone)
+        if self._is_asked():
+            gone = gone_ranks(self._world, self._live, self._after_sigterm)
+            if gone is not None:
+                self._end_without(gone)
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + self._pause_s

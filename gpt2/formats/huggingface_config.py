@@ -45,13 +45,13 @@ def read_config_file(path: Path) -> tuple[GPT2Config, bool]:
     return GPT2Config(**numbers), found.get("tie_word_embeddings", True) is True
 
 
-def end_of_text(config: GPT2Config) -> int | None:
-    """Return the id of GPT-2's end-of-text token; None if the vocabulary is smaller."""
-    return GPT2_VOCABULARY - 1 if config.vocab_size >= GPT2_VOCABULARY else None
+def write_config_files(folder: Path, config: GPT2Config, stored: str) -> None:
+    """Write config.json, from which transformers' GPT2LMHeadModel makes this model, and generation_config.json.
 
-
-def write_config_file(path: Path, config: GPT2Config, stored: str) -> None:
-    """Write the config.json from which transformers' GPT2LMHeadModel makes this model."""
+    Both name the tokens that begin and end a text: GPT-2's end-of-text, or null if the vocabulary is smaller.
+    """
+    end_of_text = GPT2_VOCABULARY - 1 if config.vocab_size >= GPT2_VOCABULARY else None
+    ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
     described = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -63,11 +63,15 @@ def write_config_file(path: Path, config: GPT2Config, stored: str) -> None:
         "embd_pdrop": 0.0,
         "attn_pdrop": 0.0,
         "resid_pdrop": 0.0,
-        "bos_token_id": end_of_text(config),
-        "eos_token_id": end_of_text(config),
+        **ends,
         "torch_dtype": stored,
     }
-    path.write_text(json.dumps(described, indent=2) + "\n")
+    write_json(folder / "config.json", described)
+    write_json(folder / "generation_config.json", ends | {"pad_token_id": end_of_text})
+
+
+def write_json(path: Path, value: dict) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path, expected: str) -> dict:

@@ -11,8 +11,8 @@ import tiktoken
 
 from gpt2.files import new_file, new_folder
 from gpt2.formats.huggingface import PREFIX, SINGLE, is_transposed, names_and_shapes
-from gpt2.formats.huggingface_config import end_of_text, write_config_file
-from gpt2.formats.huggingface_tokenizer import write_generation_config, write_tokenizer
+from gpt2.formats.huggingface_config import write_config_files
+from gpt2.formats.huggingface_tokenizer import write_tokenizer
 from gpt2.formats.safetensors import make_header
 from gpt2.formats.stored_numbers import AT_ONCE, write_numbers
 from gpt2.parameters import Parameters
@@ -45,8 +45,7 @@ def write_parameters(
                         write_transposed(file, view, stored)
                     else:
                         write_numbers(file, view[: shape[0]], stored)
-        write_config_file(folder / "config.json", layout.config, stored)
-        write_generation_config(folder / "generation_config.json", end_of_text(layout.config))
+        write_config_files(folder, layout.config, stored)
         if tokenizer:
             write_tokenizer(folder, tokenizer, layout.config.context)
 

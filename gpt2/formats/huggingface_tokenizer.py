@@ -17,7 +17,7 @@ from pathlib import Path
 import tiktoken
 
 from gpt2.data.tokenizers import END_OF_TEXT
-from gpt2.formats.huggingface_config import read_json
+from gpt2.formats.huggingface_config import read_json, write_json
 
 BYTES_CLASS = "PreTrainedTokenizerFast"  # merges nothing
 GPT2_CLASS = "GPT2Tokenizer"
@@ -69,14 +69,14 @@ def write_tokenizer(folder: Path, encoding: tiktoken.Encoding, context: int) -> 
     merges = [f"{as_text(left)} {as_text(right)}" for left, right in merges_of(encoding._mergeable_ranks)]
     with_special = vocabulary | special
     if merges:
-        _write(folder / "vocab.json", with_special)
+        write_json(folder / "vocab.json", with_special)
         (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n", encoding="utf-8")
-    _write(folder / "tokenizer.json", described(vocabulary if not merges else with_special, merges, special))
+    write_json(folder / "tokenizer.json", described(vocabulary if not merges else with_special, merges, special))
     named = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT) if END_OF_TEXT in special else {}
     settings = {"tokenizer_class": GPT2_CLASS if merges else BYTES_CLASS, "model_max_length": context}
     settings |= {"add_prefix_space": False, "clean_up_tokenization_spaces": False}
-    _write(folder / "tokenizer_config.json", settings | named)
-    _write(folder / "special_tokens_map.json", named)
+    write_json(folder / "tokenizer_config.json", settings | named)
+    write_json(folder / "special_tokens_map.json", named)
 
 
 def as_text(token: bytes) -> str:
@@ -130,12 +130,3 @@ def described(vocabulary: dict[str, int], merges: list[str], special: dict[str, 
         "decoder": byte_level,
         "model": model | {"fuse_unk": False, "byte_fallback": False, "vocab": vocabulary, "merges": merges},
     }
-
-
-def write_generation_config(path: Path, end_of_text: int | None) -> None:
-    """Write generation_config.json: the tokens that begin and end a text; null if the vocabulary has none."""
-    _write(path, {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "pad_token_id": end_of_text})
-
-
-def _write(path: Path, value: dict) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -57,7 +57,7 @@ KERNELS = (
 def load_kernels(
     backend: str, threads: int, gpu: int = 0, tf32: bool = False, dtype: str = "float32"
 ) -> SimpleNamespace:
-    """Return the kernels of `backend`, bound to their `device`: `kernels.sum_of_squares(flat)`.
+    """Return the kernels of `backend`, numpy or cupy, bound to their `device`: `kernels.sum_of_squares(flat)`.
 
     numpy: `threads` cores; dtype "bfloat16" rounds the operands of products to bfloat16; UserError if numba is told not
     to compile. cupy: the `gpu`-th of the GPUs that this process sees; UserError if there is none; tf32: float32
@@ -74,12 +74,10 @@ def load_kernels(
         from gpt2.kernels import numpy as kernel_set
 
         device = (kernel_set.Cores if dtype == "float32" else kernel_set.bfloat16_cores)(threads)
-    elif backend == "cupy":
+    else:
         from gpt2.kernels import cupy as kernel_set
 
         device = kernel_set.Device(gpu, tf32=tf32)
-    else:
-        raise UserError(f"backend {backend} is not available, expected numpy or cupy: use --backend numpy")
     return bind(kernel_set, device)
 
 

@@ -140,8 +140,3 @@ def test_a_step_of_124m_takes_no_more_memory_than_llmc():
 def test_other_head_sizes_are_refused(head_size):
     with pytest.raises(UserError, match="expected 64 or 128 on a GPU"):
         assert_head_size(head_size)
-
-
-def test_an_unknown_backend_is_refused():
-    with pytest.raises(UserError, match="expected numpy or cupy"):
-        load_kernels("cuda", 1)

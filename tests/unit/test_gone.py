@@ -1,12 +1,13 @@
 """dist/watch/gone.py: who concludes that a rank is gone, who hears it from another, and whose records are read."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from dist.watch import stalls
-from dist.watch.gone import EndWithoutGone
+from dist.watch.gone import gone_ranks
 from dist.watch.live import POSITION
 from dist.watch.stalls import Lookout, Observation
 
@@ -16,9 +17,9 @@ IS_MEETING = np.array([False, True])
 SILENT_S = 3.0
 
 
-def watching(rank, live, silent_s=SILENT_S) -> EndWithoutGone:
+def watching(rank, live, silent_s=SILENT_S):
     world = SimpleNamespace(rank=rank, local_rank=rank % 2, node_count=3, places=PLACES)
-    return EndWithoutGone(world, live, Lookout(world, live, lambda: Observation(IS_MEETING, silent_s, 0.5)))
+    return partial(gone_ranks, world, live, Lookout(world, live, lambda: Observation(IS_MEETING, silent_s, 0.5)))
 
 
 class Live:
@@ -51,7 +52,7 @@ def look(monkeypatch):
         for tick in range(ticks):
             monkeypatch.setattr(stalls.time, "monotonic", lambda now=tick / 4: now)
             live.positions["pulse"] += live.positions["asked"]
-            said = one.look()
+            said = one()
         assert live.asked == live.published == counted + ticks
         return said
 
@@ -92,4 +93,4 @@ def test_a_leader_hears_it_from_any_node_where_the_first_two_ranks_are_gone(look
 
 def test_where_hosts_are_not_seen_nothing_is_concluded():
     one = watching(0, Live(silent=[3], unseen=["cn07"]), silent_s=0.0)
-    assert [one.look() for _ in range(3)] == [None] * 3
+    assert [one() for _ in range(3)] == [None] * 3

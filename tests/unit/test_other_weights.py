@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dist.cost.messages import ring_of_nodes
+from dist.cost.messages import sums_of_nodes
 from dist.cost.model import Cluster
 from dist.cost.overlap import Training
 from gpt2.errors import UserError
@@ -31,7 +31,7 @@ SECOND = "thin would make a step "
 
 
 def a_tenth(setting):
-    return ring_of_nodes(replace(setting, elements=setting.elements // 10))
+    return sums_of_nodes(replace(setting, elements=setting.elements // 10))
 
 
 @pytest.fixture

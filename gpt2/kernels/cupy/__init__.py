@@ -27,12 +27,7 @@ from gpt2.kernels.cupy.launch import (
     residual_layernorm_forward,
     sum_of_squares,
 )
-from gpt2.kernels.cupy.linear import (
-    gelu_linear_backward,
-    linear_backward,
-    linear_forward,
-    linear_gelu_forward,
-)
+from gpt2.kernels.cupy.linear import gelu_linear_backward, linear_backward, linear_forward, linear_gelu_forward
 
 
 def empty(device, shape, dtype=np.float32):

@@ -51,9 +51,9 @@ def _forward_of_shard(device, losses, exponentials, inputs, wte, targets, known,
         row_statistics(device, own_maxima[rows], sums[rows], target_logits[rows], logits, targets[rows], known)
     maxima[:] = own_maxima
     maxima = tp_group.maximum(maxima)
-    rescale_sums(device, sums, own_maxima, maxima, storage(inputs))
+    launch_numbers(device, "rescale_sums", storage(inputs), (sums, own_maxima, maxima))
     sums, target_logits = tp_group.sum(both.reshape(-1)).reshape(2, N)
-    losses_over_shards(device, losses, maxima, sums, target_logits, storage(inputs))
+    launch_numbers(device, "losses_over_shards", storage(inputs), (losses, maxima, sums, target_logits))
     if exponentials is not None:
         gradient_of_shard(device, exponentials, targets, maxima, sums, known, scale)
 
@@ -85,16 +85,6 @@ def row_statistics(device, maxima, sums, target_logits, logits, targets, known):
     _launch_rows(device, "row_statistics", logits, arguments)
 
 
-def rescale_sums(device, sums, own_maxima, maxima, kind):
-    """Turn sums (N,) of exp(logit - own_maxima) into sums of exp(logit - maxima)."""
-    _launch_numbers(device, "rescale_sums", kind, (sums, own_maxima, maxima))
-
-
-def losses_over_shards(device, losses, maxima, sums, target_logits, kind):
-    """Compute losses (N,) from the maxima, sums and target logits of all shards."""
-    _launch_numbers(device, "losses_over_shards", kind, (losses, maxima, sums, target_logits))
-
-
 def gradient_of_shard(device, logits, targets, maxima, sums, known, scale):
     """Turn a shard's logits (N, Vp) into dlogits * scale, with maxima and sums (N,) of all shards."""
     arguments = (logits, targets, maxima, sums, *int32(known, logits.shape[1]), np.float32(scale))
@@ -106,8 +96,12 @@ def _launch_rows(device, kernel, logits, arguments):
     device.launch("classifier", storage(logits), kernel, (len(logits),), (ROW_THREADS,), arguments)
 
 
-def _launch_numbers(device, kernel, kind, arrays):
-    """Launch a thread for each number. kind: the storage, which decides how exponentials are computed."""
+def launch_numbers(device, kernel, kind, arrays):
+    """Launch a thread for each number of arrays (N,). kind: the storage, which decides how exponentials are computed.
+
+    rescale_sums(sums, own_maxima, maxima) turns sums of exp(logit - own_maxima) into sums of exp(logit - maxima).
+    losses_over_shards(losses, maxima, sums, target_logits) computes the losses from the numbers of all shards.
+    """
     count = len(arrays[0])
     grid = (math.ceil(count / THREADS),)
     device.launch("classifier", kind, kernel, grid, (THREADS,), (*arrays, *int32(count)))

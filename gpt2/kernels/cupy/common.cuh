@@ -53,21 +53,12 @@ struct Floats {
 };
 
 template <int W, class T>
-inline __device__ Pack<T, W> load_as_stored(const T* from) {
-    typedef Pack<T, W> P;
-    return *static_cast<const P*>(__builtin_assume_aligned(from, alignof(P)));
-}
-
-template <int W, class T>
-inline __device__ Floats<W> widen(const Pack<T, W>& pack) {
-    Floats<W> result;
-    for (int k = 0; k < W; k++) result.v[k] = widen(pack.v[k]);
-    return result;
-}
-
-template <int W, class T>
 inline __device__ Floats<W> load(const T* from) {
-    return widen(load_as_stored<W>(from));
+    typedef Pack<T, W> P;
+    const P pack = *static_cast<const P*>(__builtin_assume_aligned(from, alignof(P)));
+    Floats<W> values;
+    for (int k = 0; k < W; k++) values.v[k] = widen(pack.v[k]);
+    return values;
 }
 
 template <int W, class T>

@@ -6,9 +6,9 @@ NVRTC and the CUDA headers come from `pip install gpt2-mpi[nvrtc]` or the machin
 
 import ctypes
 import hashlib
-import os
 from pathlib import Path
 
+from gpt2.files import replacing
 from gpt2.kernels.cupy.libraries import find_in_wheels, header_folder, open_library
 
 FOLDER = Path(__file__).parent
@@ -53,11 +53,9 @@ def cached_code(source: str, storage: str, arch: str, cache: Path | None) -> byt
 
 def keep_code(code: bytes, source: str, storage: str, arch: str, cache: Path) -> None:
     """Store code for cached_code. Ranks may call this at once: the file appears complete or not at all."""
-    path = _cached_file(source, storage, arch, cache)
     cache.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_bytes(code)
-    part.replace(path)
+    with replacing(_cached_file(source, storage, arch, cache)) as file:
+        file.write(code)
 
 
 def _cached_file(source: str, storage: str, arch: str, cache: Path) -> Path:

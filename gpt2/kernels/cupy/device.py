@@ -151,8 +151,10 @@ class Device:
         """Return an int32 copy of a host array, valid until the same name is uploaded again. Does not wait for it."""
         array = np.asarray(array)
         if name not in self._uploads or len(self._uploads[name][0]) < array.size:
+            import cupyx
+
             self.synchronize()  # a copy from the smaller buffer may be in progress
-            pinned = self.pinned(array.size)
+            pinned = cupyx.empty_pinned(array.size, np.int32)
             self._uploads[name] = pinned, self.empty((array.size,), np.int32), self.cupy.cuda.Event(disable_timing=True)
         pinned, copy, copied = self._uploads[name]
         copied.synchronize()  # the previous copy may still read this pinned memory
@@ -195,12 +197,6 @@ class Device:
     def elapsed_ms(self, start, stop) -> float:
         """Return the milliseconds between two events that have passed."""
         return self.cupy.cuda.get_elapsed_time(start, stop)
-
-    def pinned(self, size: int) -> np.ndarray:
-        """Return an int32 host array in pinned memory, for asynchronous copies."""
-        import cupyx
-
-        return cupyx.empty_pinned(size, np.int32)
 
 
 def import_cupy():

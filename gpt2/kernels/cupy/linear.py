@@ -25,27 +25,11 @@ def linear_gelu_forward(device, out, saved, inputs, weight, bias):
 
 
 def linear_backward(device, dinputs, dweight, dbias, doutputs, inputs, weight, accumulate):
-    """Compute dinputs = doutputs @ weight; dweight = or += doutputs.T @ inputs; dbias (or None) = or += column sums."""
+    """Compute dinputs = doutputs @ weight; dweight = or += doutputs.T @ inputs; dbias (or None) = or += column sums.
+
+    An epilogue overwrites its sums: to accumulate, sum into scratch, and add that.
+    """
     device.matmul(dinputs, doutputs, weight)
-    _parameters_backward(device, dweight, dbias, doutputs, inputs, accumulate)
-
-
-def gelu_linear_backward(device, dinputs, dweight, doutputs, inputs, saved, weight, accumulate):
-    """Run linear_backward through a linear_gelu_forward, whose `out` is `inputs`: dinputs = the gradient of `saved`."""
-
-    def in_epilogue():
-        device.matmul(dinputs, doutputs, weight, dgelu_input=saved)
-
-    def apart():
-        device.matmul(dinputs, doutputs, weight)
-        gelu_backward(device, dinputs, saved)
-
-    device.faster_of("dgelu", dinputs, in_epilogue, apart)
-    device.matmul(dweight, doutputs.T, inputs, accumulate=accumulate)
-
-
-def _parameters_backward(device, dweight, dbias, doutputs, inputs, accumulate):
-    """Compute dweight and dbias. An epilogue overwrites its sums: to accumulate, sum into scratch, and add that."""
     if dbias is None:
         return device.matmul(dweight, doutputs.T, inputs, accumulate=accumulate)
 
@@ -60,3 +44,17 @@ def _parameters_backward(device, dweight, dbias, doutputs, inputs, accumulate):
         column_sums(device, dbias, doutputs, accumulate)
 
     device.faster_of("bias gradient", dweight, in_epilogue, apart, repeatable=not accumulate)
+
+
+def gelu_linear_backward(device, dinputs, dweight, doutputs, inputs, saved, weight, accumulate):
+    """Run linear_backward through a linear_gelu_forward, whose `out` is `inputs`: dinputs = the gradient of `saved`."""
+
+    def in_epilogue():
+        device.matmul(dinputs, doutputs, weight, dgelu_input=saved)
+
+    def apart():
+        device.matmul(dinputs, doutputs, weight)
+        gelu_backward(device, dinputs, saved)
+
+    device.faster_of("dgelu", dinputs, in_epilogue, apart)
+    device.matmul(dweight, doutputs.T, inputs, accumulate=accumulate)

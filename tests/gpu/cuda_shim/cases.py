@@ -182,10 +182,10 @@ def classifier_part_case(device, memory, cores: Cores, N, V, padded, spread, par
     *_, all_maxima, all_sums, all_target_logits = zip(*own, strict=True)
     maxima = memory.put_exactly(np.max(all_maxima, axis=0))
     for own_maxima, sums in zip(all_maxima, all_sums, strict=True):
-        classifier.rescale_sums(device, sums, own_maxima, maxima, memory.storage)
+        classifier.launch_numbers(device, "rescale_sums", memory.storage, (sums, own_maxima, maxima))
     sums, target_logits = (memory.put_exactly(np.sum(rows, axis=0)) for rows in (all_sums, all_target_logits))
     losses = memory.nans(N, dtype=np.float32)
-    classifier.losses_over_shards(device, losses, maxima, sums, target_logits, memory.storage)
+    classifier.launch_numbers(device, "losses_over_shards", memory.storage, (losses, maxima, sums, target_logits))
     results = [("losses", losses, expected_losses)]
     for (part, part_targets, known, *_), start in zip(own, starts, strict=False):
         classifier.gradient_of_shard(device, part, part_targets, maxima, sums, known, SCALE)
