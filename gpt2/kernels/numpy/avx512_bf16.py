@@ -16,7 +16,7 @@ from gpt2.kernels.numpy.bf16_products import (
     new_products,
     pairs_of,
     store_sums,
-)  # fmt: skip
+)
 from gpt2.kernels.numpy.compiling import compiled
 from gpt2.kernels.numpy.llvm_vectors import LANES, ROUND
 

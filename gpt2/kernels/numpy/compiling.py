@@ -66,7 +66,8 @@ class FormCache(FunctionCache):
     def __init__(self, function):
         super().__init__(function)
         source = Path(inspect.getfile(function))
-        stamp = numba.__version__, sources_hash(source)
+        called = [one for one in inspect.getclosurevars(function).nonlocals.values() if inspect.isfunction(one)]
+        stamp = numba.__version__, *(sources_hash(Path(inspect.getfile(one))) for one in (function, *called))
         owners = {os.getuid(), 0, source.stat().st_uid}
         self._cache_file = Forms(Path(self.cache_path), self._impl.filename_base, stamp, owners)
         self._locks = {}  # of the forms that this process compiles: {types of the arguments: ExitStack}
