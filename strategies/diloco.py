@@ -14,8 +14,10 @@ and makes its inner and outer steps.
 --fragments P (Douillard et al. 2025, Streaming DiLoCo): the flat buffer is cut into P fragments of equal size, each
 about L/P layers. Every H/P steps the next fragment begins to travel, so each begins once in H steps. It is exchanged in
 H/P pieces: one starts with each step's first kernel and moves on between the others. So all steps load the ports
-evenly. Exactly H/P steps after it began, the fragment makes its outer step, and the replica mixes the result into its
-parameters: local = KEPT local + (1 - KEPT) global.
+evenly. Exactly H/P steps after it began, the fragment makes its outer step. The replica takes the result and adds the
+steps that it made meanwhile: local = global + (local - local when the fragment began). The paper mixes local and global
+half and half; the replica then lacks half of the outer step, and its next change takes that half back. With P = H the
+delay is shortest, one step, and the loss is that of P = 1 (docs/less-traffic.md).
 
 Validation, samples, exports and `parameters` in checkpoints are the global parameters. They lack the steps since the
 last outer step: none if P = 1 and H divides the steps. If P > 1, a fragment's steps enter H/P steps after it begins to
@@ -43,8 +45,6 @@ from dist.waiting import EarlySum, wait
 from strategies.base import Updated
 from strategies.hierarchical import Hierarchical
 
-KEPT = 0.5  # the share of its own parameters that a replica keeps when it mixes a fragment that travelled
-
 
 class Diloco(Hierarchical):
     name = "diloco"
@@ -57,7 +57,7 @@ class Diloco(Hierarchical):
         splits_embedding=False,
         sparse_messages=None,
         auto=(),
-        memory=Memory(gradients="1 + 3/L", optimizer="2/L", shared_in_node=True),
+        memory=Memory(gradients="1 + 4/L", optimizer="2/L", shared_in_node=True),
         buffers=ReplicaBuffers,
         on_gpus=None,
         overlap=lambda training: Overlap(part=1.0, last=0.0, beside=1.0),  # with --fragments
@@ -84,6 +84,8 @@ class Diloco(Hierarchical):
         ends = accumulate((len(one.parameters) for one in self.parts), initial=0)
         self.places = list(pairwise(ends)) or [(0, 0)]  # of this rank's part of each fragment, in `delta`
         self.delta = np.zeros(self.places[-1][1], np.float32)
+        # The replica's own parameters when the fragment under way began.
+        self.begun = np.zeros(max((len(one.parameters) for one in self.parts), default=0), np.float32)
         self.outer_exchange = job.new_exchange(rail_comm, self.places)
         self.history = np.zeros(4 + self.clipping.norms.maxlen if replica.rank == 0 else 0, np.float32)
 
@@ -123,26 +125,28 @@ class Diloco(Hierarchical):
         self.step += 1
         position = self.step % self.period
         if position == 0:
-            self._mix(KEPT)
+            self._mix()
             self._begin()
         self._start_piece()  # unless a kernel has come before
         if self._under_way():
             self.next_piece = cut_range(*self.places[self.travelling], self.pieces)[position]
         if self.outer.fragments == 1:
-            self._mix(kept=0.0)
+            self._mix()
         return norm
 
     def _begin(self):
         self.travelling = self._fragment_of_step()
         with self.tracer.phase("outer"):
-            for part, delta in self._under_way():
-                np.subtract(part.parameters, self.parameters[part.range], out=delta)
+            for part, delta, begun in self._under_way():
+                begun[:] = self.parameters[part.range]
+                np.subtract(part.parameters, begun, out=delta)
 
     def _under_way(self):
-        """Return [(part, delta)] of this rank, for the fragment under way: none without a rail."""
+        """Return [(part, delta, begun)] of this rank, for the fragment under way: none without a rail."""
         if self.travelling is None or not self.parts:
             return []
-        return [(self.parts[self.travelling], self.delta[slice(*self.places[self.travelling])])]
+        part = self.parts[self.travelling]
+        return [(part, self.delta[slice(*self.places[self.travelling])], self.begun[: len(part.parameters)])]
 
     def _start_piece(self):
         """Start to sum the next piece over the replicas. Before the next step, it would delay the ranks' meeting."""
@@ -154,18 +158,18 @@ class Diloco(Hierarchical):
         self._start_piece()
         self.outer_exchange.engine.finish()
 
-    def _mix(self, kept):
-        """Wait for the fragment under way, if any, and make its outer step. kept: see KEPT."""
+    def _mix(self):
+        """Wait for the fragment under way, if any, and make its outer step; local = global + own steps since."""
         if self.travelling is None:
             return
         with self.tracer.phase("allreduce", bytes=self.parameters.nbytes // self.outer.fragments):
             self._finish()
         with self.tracer.phase("outer"):
-            for part, delta in self._under_way():
+            for part, delta, begun in self._under_way():
                 self._outer_step(part, delta)
                 own = self.parameters[part.range]
-                own *= kept
-                own += (1 - kept) * part.parameters
+                own -= begun  # exactly 0 if the replica made no step since
+                own += part.parameters
                 part.optimizer.parameters_changed()
             self.travelling = None
         with self.tracer.phase("wait"):
@@ -199,7 +203,7 @@ class Diloco(Hierarchical):
     def own_arrays(self):
         self._finish()
         if len(self.history):
-            under_way = (0, 0) if self.travelling is None else (self.outer.local_steps, self.outer.fragments)
+            under_way = (0, 0) if self.travelling is None else (self.outer.fragments, self.period)
             norms = self.clipping.norms
             found = [self.parts[0].optimizer.step, *under_way, len(norms), *norms]
             self.history[: len(found)] = found
@@ -211,18 +215,20 @@ class Diloco(Hierarchical):
                 yield f"{self.prefix}v", start, v
         if self.parts and self.outer.fragments > 1:
             fragment = self._fragment_of_step()
-            yield f"{self.prefix}delta", self.parts[fragment].start, self.delta[slice(*self.places[fragment])]
+            part = self.parts[fragment]
+            yield f"{self.prefix}delta", part.start, self.delta[slice(*self.places[fragment])]
+            yield f"{self.prefix}begun", part.start, self.begun[: len(part.parameters)]
 
     def _fragment_of_step(self):
         """Return the number of the fragment that travels after this step, unless none does."""
         return self.step // self.period % self.outer.fragments
 
     def resumed(self):
-        updates, local_steps, fragments, count, *norms = self.comm.bcast(self.history).tolist()
+        updates, fragments, period, count, *norms = self.comm.bcast(self.history).tolist()
         for part in self.parts:
             part.optimizer.step = int(updates)
         self.clipping.norms.clear()
         self.clipping.remember(norms[: int(count)])
-        if (local_steps, fragments) == (self.outer.local_steps, self.outer.fragments):
+        if (fragments, period) == (self.outer.fragments, self.period):
             self.travelling = self._fragment_of_step()
         wait(self.node.meet())
