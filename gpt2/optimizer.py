@@ -100,16 +100,15 @@ class LearningRateSchedule:
 class AdamWSettings:
     """Hyperparameters that stay the same over a run. The learning rate is an argument of each step.
 
-    stochastic_rounding: round the master copy to bfloat16 parameters up or down at random, so that they equal it on
-    average (gpt2/rounding.py), with draws by rounding_seed. False rounds to nearest.
+    rounding_seed: of the draws that round the master copy to bfloat16 parameters up or down, so that they equal it on
+    average (gpt2/rounding.py). None rounds to nearest.
     """
 
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.1
-    stochastic_rounding: bool = False
-    rounding_seed: int = 0
+    rounding_seed: int | None = None
 
 
 class AdamW:
@@ -169,5 +168,5 @@ class AdamW:
             return self.rounded.target(self._start, self._stop), parameters, self.rounded.rounding_seed
         if self.master is None and parameters.itemsize < self.m.itemsize:
             self.master = parameters.astype(self.m.dtype)
-        s = self.settings
-        return parameters, self.master, step_seed(s.rounding_seed, self.step) if s.stochastic_rounding else None
+        seed = self.settings.rounding_seed
+        return parameters, self.master, None if seed is None else step_seed(seed, self.step)

@@ -197,50 +197,39 @@ def initialize(parameters: Parameters, seed: int, filled=no_hook) -> None:
     bits however it is cut. The layout's ranges are filled in order; filled(start, stop) follows each nonempty one.
     """
     layout = parameters.layout
+    config = layout.config
     random = np.random.default_rng(seed)
-    left = list(layout.held_ranges)
-
-    def fill_up_to(element):
-        while left and left[0][1] <= element:
-            filled(*left.pop(0))
-            if left:
-                parameters.flat[slice(*left[0])].fill(0.0)
-
-    parameters.flat[slice(*left[0])].fill(0.0)
-    for tensor in Layout(layout.config).tensors:
-        own = layout.by_name.get(tensor.name)
-        if own:
-            fill_up_to(own.start)
-        if tensor.decays:
-            is_projection = tensor.name.endswith("proj_weight")  # onto the residual stream
-            deviation = INITIAL_STD / math.sqrt(2 * layout.config.n_layer) if is_projection else INITIAL_STD
-            _draw(random, tensor, own, parameters, deviation)
-        elif own and tensor.name.endswith("_weight"):
-            parameters.view(own.name)[:] = 1.0
-    fill_up_to(layout.size)
+    whole_model = iter(Layout(config).tensors)
+    for start, stop in layout.held_ranges:
+        parameters.flat[start:stop].fill(0.0)
+        for own in layout.tensors_in(start, stop):
+            while (tensor := next(whole_model)).name != own.name:
+                _draw(random, tensor, None)
+            view = parameters.view(own.name)
+            if own.decays:
+                _draw(random, own, view.reshape(own.box_shape))
+                is_projection = own.name.endswith("proj_weight")  # onto the residual stream
+                view *= np.float32(INITIAL_STD / math.sqrt(2 * config.n_layer) if is_projection else INITIAL_STD)
+            elif own.name.endswith("_weight"):
+                view[:] = 1.0
+            if own.name == "wte":
+                view[max(0, config.vocab_size - own.box[0][0]) :] = 0.0  # the pad rows
+        filled(start, stop)
 
 
-def _draw(random, tensor: Tensor, own: Tensor | None, parameters: Parameters, deviation: float) -> None:
-    """Draw a tensor of the whole model, and keep the box of it that the shard holds. own: None if it holds none.
+def _draw(random, tensor: Tensor, view: np.ndarray | None) -> None:
+    """Draw N(0, 1) for a whole tensor that is a matrix. Keep the tensor's box in `view` (box_shape), unless None.
 
-    Drawing rows one after another gives the same numbers as drawing the tensor at once. wte's pad rows become 0.
+    Drawing rows one after another gives the same numbers as drawing the tensor at once.
     """
+    if not tensor.decays:
+        return
     rows, *rest = tensor.whole_shape
+    begin, end = tensor.box[0]
     step = max(1, BLOCK_ELEMENTS // math.prod(rest))
-    for low in range(0, rows, step):
-        drawn = random.standard_normal((min(step, rows - low), *rest), dtype=np.float32)
-        if own:
-            _keep_rows(parameters.view(own.name).reshape(own.box_shape), own, low, drawn)
-    if own:
-        parameters.view(own.name)[:] *= np.float32(deviation)
-    if own and tensor.name == "wte":
-        parameters.wte[max(0, parameters.layout.config.vocab_size - own.box[0][0]) :] = 0.0
-
-
-def _keep_rows(view: np.ndarray, own: Tensor, first: int, rows: np.ndarray) -> None:
-    """Copy the part of these rows that the shard holds into its view (box_shape). The rows begin at row `first`."""
-    begin, end = own.box[0]
-    low = max(first, begin)
-    high = min(first + len(rows), end)
-    if low < high:
-        view[low - begin : high - begin] = rows[(slice(low - first, high - first), *own.slices[1:])]
+    for first in range(0, rows, step):
+        drawn = random.standard_normal((min(step, rows - first), *rest), dtype=np.float32)
+        low = max(first, begin)
+        high = min(first + step, end)
+        if view is not None and low < high:
+            view[low - begin : high - begin] = drawn[(slice(low - first, high - first), *tensor.slices[1:])]

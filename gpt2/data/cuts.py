@@ -27,35 +27,25 @@ ANYWHERE = (
 IN_COMPLETE_TEXT = f"{ANYWHERE}|[{WHITE}](?=[{WHITE}][^{WHITE}])"
 
 
-class Cutter:
-    """Finds where pieces end: at the last possible cut within `characters` characters, or else the first beyond.
+def end_of_piece(text: str, start: int, characters: int, places: str) -> int:
+    """Return where the piece that begins at `start` ends, or 0 if the text is short or has no cut yet.
 
-    places: the regular expression of the character before a cut, ANYWHERE or IN_COMPLETE_TEXT.
+    That is at the last possible cut within `characters` characters, or else the first beyond. Appending text does not
+    change a cut that was found. places: the regular expression of the character before a cut, ANYWHERE or
+    IN_COMPLETE_TEXT.
     """
-
-    def __init__(self, places: str):
-        self._last = re.compile(f"(?s:.*)(?:{places})")
-        self._next = re.compile(places)
-
-    def end_of_piece(self, text: str, start: int, characters: int) -> int:
-        """Return where the piece that begins at `start` ends, or 0 if the text is short or has no cut yet.
-
-        Appending text does not change a cut that was found.
-        """
-        stop = start + characters
-        if len(text) <= stop:
-            return 0
-        found = self._last.match(text, start, stop + 1) or self._next.search(text, stop)
-        return found.end() if found else 0
-
-
-complete_text = Cutter(IN_COMPLETE_TEXT)
+    stop = start + characters
+    if len(text) <= stop:
+        return 0
+    last = re.compile(f"(?s:.*)(?:{places})")
+    found = last.match(text, start, stop + 1) or re.compile(places).search(text, stop)
+    return found.end() if found else 0
 
 
 def pieces_of(text: str, characters: int = PIECE_CHARACTERS) -> Iterator[str]:
     """Yield a complete text in pieces of at most about `characters` characters, as far as it can be cut."""
     start = 0
-    while end := complete_text.end_of_piece(text, start, characters):
+    while end := end_of_piece(text, start, characters, IN_COMPLETE_TEXT):
         yield text[start:end]
         start = end
     yield text[start:]

@@ -4,12 +4,12 @@ Token shards (gpt2/data/shards.py), model checkpoints (llmc.py) and evaluations 
 """
 
 import os
-import stat
 from pathlib import Path
 
 import numpy as np
 
 from gpt2.errors import UserError, file_errors
+from gpt2.files import regular
 
 HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
@@ -38,20 +38,19 @@ def make_header(*numbers: int) -> np.ndarray:
 def read_header(path: Path, magic: int) -> tuple[list[int], int]:
     """Return the 256 numbers of a file's header, and its size in bytes. UserError: unreadable, another `magic`."""
     expected = KNOWN_FILES[magic].split(":")[0]
-    with file_errors(path, f"expected {expected}; check the path and its permissions"):
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            raise UserError(f"{path}: not a file, expected {expected}: give the path of a file")
-        header = np.fromfile(path, "<i4", count=HEADER_INTS)
-    if status.st_size < HEADER_BYTES or header.size < HEADER_INTS:
-        found = f"ends after {status.st_size} bytes" if status.st_size else "is empty"
+    advice = f"expected {expected}; check the path and its permissions"
+    with file_errors(path, advice), open(path, "rb", opener=regular) as file:
+        size = os.fstat(file.fileno()).st_size
+        header = np.fromfile(file, "<i4", count=HEADER_INTS)
+    if size < HEADER_BYTES or header.size < HEADER_INTS:
+        found = f"ends after {size} bytes" if size else "is empty"
         raise UserError(
             f"{path}: {found}, expected {expected}, with a header of {HEADER_BYTES} bytes: write or copy it again"
         )
     if header[0] != magic:
         hint = KNOWN_FILES.get(int(header[0]), "unknown: check the path, or write the file again")
         raise UserError(f"{path}: begins with {header[0]}, expected {magic} of {expected}; this is {hint}")
-    return header.tolist(), status.st_size
+    return header.tolist(), size
 
 
 def check_size(path: Path, size: int, expected: int, contents: str) -> None:

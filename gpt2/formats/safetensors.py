@@ -15,11 +15,11 @@ import json
 import math
 import os
 import re
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2.errors import UserError, file_errors
+from gpt2.files import regular
 from gpt2.formats.stored_numbers import NUMPY_DTYPES
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -45,21 +45,19 @@ class StoredTensor:
 
 def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     """Return {name: tensor}, in the order of the data, and {name: text} of the metadata. UserError: damaged."""
-    with file_errors(path, "cannot read it; check the path and its permissions"):
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            raise UserError(f"{path}: not a file, expected a .safetensors file: give the path of a file")
-        with open(path, "rb") as file:
-            begin = file.read(len(GIT_LFS))
-            if begin == GIT_LFS:
-                raise UserError(f"{path}: a pointer of Git LFS, expected the file itself: run git lfs pull")
-            length = _header_length(path, begin, status.st_size)
-            file.seek(8)
-            header = file.read(length)
+    advice = "cannot read it; check the path and its permissions"
+    with file_errors(path, advice), open(path, "rb", opener=regular) as file:
+        size = os.fstat(file.fileno()).st_size
+        begin = file.read(len(GIT_LFS))
+        if begin == GIT_LFS:
+            raise UserError(f"{path}: a pointer of Git LFS, expected the file itself: run git lfs pull")
+        length = _header_length(path, begin, size)
+        file.seek(8)
+        header = file.read(length)
     entries, metadata = _entries(path, header)
     tensors = [_tensor(path, name, entry, 8 + length) for name, entry in entries.items()]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.size))
-    _check_cover(path, tensors, 8 + length, status.st_size)
+    _check_cover(path, tensors, 8 + length, size)
     return {tensor.name: tensor for tensor in tensors}, metadata
 
 

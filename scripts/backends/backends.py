@@ -166,8 +166,7 @@ def rounded_parameters(flat, device, adamw: AdamWSettings) -> RoundedParameters 
     """Return an object that rounds float32 parameters to the model's bfloat16; None for a float32 model."""
     if flat.dtype == np.float32:
         return None
-    seed = adamw.rounding_seed if adamw.stochastic_rounding else None
-    return RoundedParameters(flat, partial(round_parameters, device), seed)
+    return RoundedParameters(flat, partial(round_parameters, device), adamw.rounding_seed)
 
 
 def gpu_adamw(kernels, layout, adamw: AdamWSettings, rounded: RoundedParameters | None):

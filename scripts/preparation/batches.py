@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from tiktoken import Encoding
 
-from gpt2.data.cuts import ANYWHERE, PIECE_CHARACTERS, Cutter
+from gpt2.data.cuts import ANYWHERE, PIECE_CHARACTERS, end_of_piece
 from gpt2.data.documents import Chunk, read_chunks
 from gpt2.data.inputs import Input, check_unchanged
 from gpt2.data.texts import document_start, tokens_of
@@ -18,7 +18,6 @@ from gpt2.errors import UserError
 
 BATCH_CHARACTERS = PIECE_CHARACTERS
 LONGEST_RUN = 1 << 24  # characters without a place to cut; matching a longer run would take more than 0.8 GB
-CUTTER = Cutter(ANYWHERE)  # not the cutter for complete texts: split_at may end a text soon after a cut
 
 
 class Batch(NamedTuple):
@@ -83,7 +82,8 @@ def cut_pieces(source: Input, field: str, splits: bool) -> Iterator[Chunk]:
 
 def find_cut(text: str, start: int, path) -> int:
     """Return the end of the piece that begins at `start`; 0 if it needs no cut, or if finding one needs more text."""
-    cut = CUTTER.end_of_piece(text, start, BATCH_CHARACTERS)
+    # Not IN_COMPLETE_TEXT: split_at may end a text soon after a cut.
+    cut = end_of_piece(text, start, BATCH_CHARACTERS, ANYWHERE)
     if not cut and len(text) - start > LONGEST_RUN:
         raise UserError(
             f"{path}: {LONGEST_RUN} characters from {text[start : start + 30]!r} on have no place to cut them without "

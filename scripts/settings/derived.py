@@ -49,8 +49,7 @@ def adamw_settings(settings: Settings) -> AdamWSettings:
         beta2=settings.beta2,
         eps=settings.eps,
         weight_decay=settings.weight_decay,
-        stochastic_rounding=settings.stochastic_rounding,
-        rounding_seed=settings.seed,
+        rounding_seed=settings.seed if settings.stochastic_rounding else None,
     )
 
 

@@ -74,10 +74,11 @@ def _attention(heads: int, T: int, head_size: int, kept):
     def run(products):
         def run_heads(cores):
             def some_heads(start, stop):
-                for a, b, result in products(slice(start, stop)):
-                    cores.matmul(a, b, result)
+                for low in range(start, stop, HEADS):
+                    for a, b, result in products(slice(low, min(low + HEADS, stop))):
+                        cores.matmul(a, b, result)
 
-            cores.for_blocks(heads, HEADS, some_heads)
+            cores.for_parts(heads, some_heads)
 
         return run_heads
 

@@ -129,5 +129,5 @@ def product_rates(cores) -> np.ndarray:
             flops = products * 2 * math.prod(SHAPES[period % len(SHAPES)])
             rates[thread, period] = flops / (now - since) if products else 0.0
 
-    cores.for_blocks(cores.threads, 1, multiply)
+    cores.for_parts(cores.threads, multiply)
     return rates.sum(axis=0)

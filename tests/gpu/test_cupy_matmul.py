@@ -109,8 +109,8 @@ def test_a_given_algorithm_is_taken_and_nothing_timed(matmul, fake):
     """By another process, whose clock found the last one fastest; it also takes the place of what is chosen by now."""
     left, right, out = normal("float32", M, K), normal("float32", K, N), normal("float32", M, N)
     matmul(out, left, right)
-    (name,) = matmul.algorithms()
-    assert matmul.algorithms()[name][0] == 1
+    (name,) = matmul.algorithms
+    assert matmul.algorithms[name][0] == 1
     fake.runs.clear()
     matmul.give({name: bytes([2] + 63 * [0])})
     matmul(out, left, right)
@@ -133,7 +133,7 @@ def test_a_given_algorithm_that_is_refused_is_timed_anew(matmul, fake):
     matmul(out, left, right)
     assert_close(out, left @ right, "float32")
     assert fake.heuristics == 1
-    assert matmul.algorithms()[name][0] == 1
+    assert matmul.algorithms[name][0] == 1
 
 
 def test_every_recipe_has_a_name_of_its_own():

@@ -146,9 +146,8 @@ def test_the_floor_is_all_the_steps_products(monkeypatch):
         def matmul(self, a, b, out):
             np.matmul(a, b, out=out)
 
-        def for_blocks(self, count, block, work):
-            for start in range(0, count, block):
-                work(start, start + block)
+        def for_parts(self, count, work):
+            work(0, count)
 
     products = step_products(config, B, T)
     monkeypatch.setattr(np, "matmul", lambda a, b, out: sizes.append(2 * a.size * out.shape[-1]))

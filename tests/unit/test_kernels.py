@@ -332,7 +332,7 @@ def test_an_error_in_any_threads_part_is_raised(place):
     with pytest.raises(KeyError, match="broken"):
         cores.for_parts(3, work)
     covered = []
-    cores.for_blocks(10, 2, lambda start, stop: covered.extend(range(start, stop)))
+    cores.for_parts(10, lambda start, stop: covered.extend(range(start, stop)))
     assert sorted(covered) == list(range(10)), "the threads go on working after an error"
 
 

@@ -165,7 +165,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path):
 
 def test_refuses_a_missing_file_and_an_unwritable_place(tmp_path):
     assert "No such file" in refusal(read_config, tmp_path / "model.bin")
-    assert "not a file" in refusal(read_config, tmp_path)
+    assert "Is a directory" in refusal(read_config, tmp_path)
     assert "No such file" in refusal(write_parameters, tmp_path / "absent" / "model.bin", new_parameters())
 
 

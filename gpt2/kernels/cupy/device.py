@@ -76,8 +76,8 @@ class Device:
 
         Other choices are as correct, but round differently. With these, a process of the same maker gets equal bits.
         """
-        ways = [[work, list(shape), kind, theirs] for (work, shape, kind), theirs in self.faster_of.choices().items()]
-        products = {name: algorithm.hex() for name, algorithm in self.matmul.algorithms().items()}
+        ways = [[work, list(shape), kind, theirs] for (work, shape, kind), theirs in self.faster_of.choices.items()]
+        products = {name: algorithm.hex() for name, algorithm in self.matmul.algorithms.items()}
         return self.maker | {"products": products, "ways": ways}
 
     def timed(self) -> int:
@@ -87,7 +87,8 @@ class Device:
     def give_choices(self, choices: dict) -> None:
         """Use the choices of a process with the same maker, and time only choices that are missing there."""
         self.matmul.give({name: bytes.fromhex(text) for name, text in choices["products"].items()})
-        self.faster_of.give({(work, tuple(shape), kind): theirs for work, shape, kind, theirs in choices["ways"]})
+        ways = {(work, tuple(shape), kind): theirs for work, shape, kind, theirs in choices["ways"]}
+        self.faster_of.choices.update(ways)
 
     def launch(self, source, storage, kernel, grid, block, arguments, shared_bytes=0):
         """Queue a kernel of compile.SOURCES on CuPy's current stream: this device's, except in `with` another stream.

@@ -18,22 +18,17 @@ class FasterOf:
     """Run the faster of two implementations (device.faster_of). time_ms(run) returns the time of run() on the stream.
 
     epilogues: "faster", "always" or "never". attention: "faster", "cudnn" or "own".
+
+    choices: {(work, out's shape, storage): whether theirs is faster}. Choices that a caller adds are not timed.
+    times_ms: (theirs, ours) of the others.
     """
 
     def __init__(self, time_ms, epilogues: str, attention: str):
         self._time_ms = time_ms
         taken = {"cudnn": "always", "own": "never"}.get(attention, attention)
         self._taken = dict.fromkeys(EPILOGUES, epilogues) | dict.fromkeys(ATTENTION, taken)
-        self.times_ms = {}  # (work, out's shape, storage): (theirs, ours)
-        self._given = {}  # {(work, out's shape, storage): whether theirs is faster}
-
-    def choices(self) -> dict[tuple, bool]:
-        """Return the choices so far: {(work, out's shape, storage): whether theirs is faster}."""
-        return {key: theirs_ms <= ours_ms for key, (theirs_ms, ours_ms) in self.times_ms.items()} | self._given
-
-    def give(self, choices: dict[tuple, bool]) -> None:
-        """Use these choices from now on, instead of timing."""
-        self._given |= choices
+        self.times_ms = {}
+        self.choices = {}
 
     def __call__(self, work: str, out, theirs, ours, repeatable: bool = True) -> None:
         """Run theirs() or ours(). Both do `work`, and write the same values to `out`, except for rounding.
@@ -47,14 +42,13 @@ class FasterOf:
             return ours()
         if taken == "always":
             return theirs()
-        if key in self._given:
-            return theirs() if self._given[key] else ours()
-        if key not in self.times_ms:
+        if key not in self.choices:
             if not repeatable:
                 return ours()
             self.times_ms[key] = self._theirs_ms(theirs), self._time_ms(ours)
-        theirs_ms, ours_ms = self.times_ms[key]
-        return theirs() if theirs_ms <= ours_ms else ours()
+            theirs_ms, ours_ms = self.times_ms[key]
+            self.choices[key] = theirs_ms <= ours_ms
+        return theirs() if self.choices[key] else ours()
 
     def _theirs_ms(self, theirs) -> float:
         try:

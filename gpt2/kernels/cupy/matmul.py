@@ -117,7 +117,10 @@ class MatmulPlan:
 
 
 class Matmul:
-    """Compute matrix products (device.matmul). time_ms(run): how long run() takes on the stream. workspace: bytes."""
+    """Compute matrix products (device.matmul). time_ms(run): how long run() takes on the stream. workspace: bytes.
+
+    algorithms: {name_of(recipe): an algorithm's 64 bytes} of the choices so far, and of those given.
+    """
 
     def __init__(self, library: CublasLt, stream_pointer: int, workspace, scratch, time_ms, tf32: bool):
         self._library = library
@@ -129,24 +132,15 @@ class Matmul:
         self._zero = ctypes.c_float(0.0)
         self._one = ctypes.c_float(1.0)
         self.plans: dict[Recipe, MatmulPlan] = {}
-        self._given: dict[str, bytes] = {}
-
-    def algorithms(self) -> dict[str, bytes]:
-        """Return {name_of(recipe): the algorithm's 64 bytes} of the choices so far."""
-        return self._given | {
-            name_of(plan.recipe, self._tf32): bytes(plan.algorithm.algorithm)
-            for plan in self.plans.values()
-            if plan.algorithm is not None
-        }
+        self.algorithms: dict[str, bytes] = {}
 
     def give(self, algorithms: dict[str, bytes]) -> None:
         """Use these algorithms from now on. They replace earlier choices and timing."""
-        chosen = self.algorithms()
-        self._given |= algorithms
         for plan in self.plans.values():
             name = name_of(plan.recipe, self._tf32)
-            if name in algorithms and algorithms[name] != chosen.get(name):
+            if name in algorithms and algorithms[name] != self.algorithms.get(name):
                 plan.algorithm = None
+        self.algorithms |= algorithms
 
     @cached_property
     def _handle(self):
@@ -178,7 +172,8 @@ class Matmul:
         """Use the given algorithm, or time the candidates, on these operands. Trial runs never add to `out`."""
         if accumulate:
             out = self._scratch("matmul", out.shape, out.dtype)
-        if self._take_given(plan, out, left, right, accumulate):
+        name = name_of(plan.recipe, self._tf32)
+        if name in self.algorithms and self._take_given(plan, self.algorithms[name], out, left, right, accumulate):
             return
         best_ms = math.inf
         for candidate in plan.candidates(self._handle):
@@ -192,12 +187,10 @@ class Matmul:
                 plan.algorithm = candidate
         if plan.algorithm is None:
             raise NoAlgorithm(f"cuBLASLt has no algorithm for {plan.recipe}")
+        self.algorithms[name] = bytes(plan.algorithm.algorithm)
 
-    def _take_given(self, plan, out, left, right, accumulate) -> bool:
-        name = name_of(plan.recipe, self._tf32)
-        if name not in self._given:
-            return False
-        content = (ctypes.c_byte * cublaslt.ALGORITHM_BYTES).from_buffer_copy(self._given[name])
+    def _take_given(self, plan, given, out, left, right, accumulate) -> bool:
+        content = (ctypes.c_byte * cublaslt.ALGORITHM_BYTES).from_buffer_copy(given)
         algorithm = HeuristicResult(algorithm=content)
         try:
             self._run(plan, algorithm, out, left, right, accumulate)

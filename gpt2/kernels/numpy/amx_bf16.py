@@ -83,7 +83,7 @@ def load(build, a, a_below, a_stride, b, b_beside):
 
 @llvm.instructions
 def multiply(build):
-    """Add the products of what is loaded to the sums."""
+    """Add the products of the loaded rows and columns to the sums."""
     for number in range(4):
         row, column = divmod(number, 2)
         _call(build, "tdpbf16ps", number, 4 + row, 6 + column)

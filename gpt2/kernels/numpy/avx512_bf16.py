@@ -3,14 +3,13 @@
 A tile of 8 x 48 sums takes 24 of the 32 vector registers; 3 loaded vectors and 8 broadcast pairs feed 24 instructions.
 """
 
-from functools import partial
-
 from numba.extending import register_jitable
 
 from gpt2.kernels.numpy import llvm_vectors as llvm
 from gpt2.kernels.numpy.bf16_products import (
     B_PAIR_BYTES,
     B_PANEL,
+    LINE_BYTES,
     PAIR_BYTES,
     a_row_bytes,
     new_products,
@@ -28,8 +27,7 @@ def _new_tile(vectors: int):
 
     @llvm.instructions
     def tile(build, out, out_stride, rows, columns, a, a_stride, b, pairs, mode):
-        add = partial(_add_products, build, a_stride)
-        sums = llvm.sums_in_registers(build, TILE_ROWS, vectors, pairs, a, b, (PAIR_BYTES, B_PAIR_BYTES), add)
+        sums = _sums_in_registers(build, vectors, a, a_stride, b, pairs)
         masks = [llvm.first_lanes(build, build.sub(columns, llvm.I64(LANES * v)), LANES) for v in range(vectors)]
 
         def store(case):
@@ -45,19 +43,33 @@ def _new_tile(vectors: int):
     return tile
 
 
-def _add_products(build, a_stride, sums, a, b):
-    """Return sums[row][vector] plus the products of the pairs at a and b."""
-    vectors = len(sums[0])
+def _sums_in_registers(build, vectors: int, a, a_stride, b, pairs):
+    """Return sums[row][vector] over all pairs of the panels at addresses a and b."""
+    before = build.block
+    loop = build.append_basic_block("loop")
+    after = build.append_basic_block("after")
+    build.branch(loop)
+    build.position_at_end(loop)
+    left, a_here, b_here = variables = [build.phi(llvm.I64) for _ in range(3)]
+    sums = [[build.phi(llvm.FLOATS) for _ in range(vectors)] for _ in range(TILE_ROWS)]
+    columns = [llvm.load_whole(build, llvm.PAIRS, b_here, LINE_BYTES * v) for v in range(vectors)]
     new = []
-    columns = [llvm.load_whole(build, llvm.PAIRS, b, 4 * LANES * v) for v in range(vectors)]
     for row in range(TILE_ROWS):
-        place = build.add(a, build.mul(a_stride, llvm.I64(row)))
+        place = build.add(a_here, build.mul(a_stride, llvm.I64(row)))
         pair = llvm.spread(build, llvm.load_whole(build, llvm.I32, place, 0), LANES)
         pair = build.bitcast(pair, llvm.PAIRS)
-        new.append([
-            llvm.call(build, "llvm.x86.avx512bf16.dpbf16ps.512", llvm.FLOATS, sums[row][v], pair, columns[v])
-            for v in range(vectors)
-        ])  # fmt: skip
+        new.append([])
+        for v in range(vectors):
+            operands = sums[row][v], pair, columns[v]
+            total = llvm.call(build, "llvm.x86.avx512bf16.dpbf16ps.512", llvm.FLOATS, *operands)
+            sums[row][v].add_incoming(llvm.FLOATS(None), before)
+            sums[row][v].add_incoming(total, loop)
+            new[row].append(total)
+    for variable, start, step in zip(variables, (pairs, a, b), (-1, PAIR_BYTES, B_PAIR_BYTES), strict=True):
+        variable.add_incoming(start, before)
+        variable.add_incoming(build.add(variable, llvm.I64(step)), loop)
+    build.cbranch(build.icmp_signed(">", left, llvm.I64(1)), loop, after)
+    build.position_at_end(after)
     return new
 
 

@@ -166,20 +166,15 @@ class WideningCores(BFloat16Cores):
         return wide.transpose(order)
 
     def sum_up(self, result, left, right, k, add):
-        if add:
-            result += np.matmul(left, right.T, out=self.scratch("product", result.shape, np.float32))
-        else:
-            np.matmul(left, right.T, out=result)
+        Cores.matmul(self, left, right.T, result, add)
 
     def multiply_heads(self, a, b, out, add):
         left = self.prepared("left", a)
         right = self.prepared("right", b)
         if out.dtype == bfloat16:
             self.store(out, np.matmul(left, right, out=self.scratch("product", out.shape, np.float32)))
-        elif add:
-            out += np.matmul(left, right, out=self.scratch("product", out.shape, np.float32))
         else:
-            np.matmul(left, right, out=out)
+            Cores.matmul(self, left, right, out, add)
 
 
 def _address(array) -> int:

@@ -10,12 +10,12 @@ Processes of a node that need a form at once would all compile it, each on its s
 locks it, and the others wait. A lock ends with its process.
 """
 
-import ast
 import hashlib
 import inspect
 import os
 import pickle
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
@@ -66,8 +66,7 @@ class FormCache(FunctionCache):
     def __init__(self, function):
         super().__init__(function)
         source = Path(inspect.getfile(function))
-        called = [one for one in inspect.getclosurevars(function).nonlocals.values() if inspect.isfunction(one)]
-        stamp = numba.__version__, *(sources_hash(Path(inspect.getfile(one))) for one in (function, *called))
+        stamp = numba.__version__, _sources_hash(source.parent)
         owners = {os.getuid(), 0, source.stat().st_uid}
         self._cache_file = Forms(Path(self.cache_path), self._impl.filename_base, stamp, owners)
         self._locks = {}  # of the forms that this process compiles: {types of the arguments: ExitStack}
@@ -104,19 +103,19 @@ class FormCache(FunctionCache):
         self._locks.pop(types, ExitStack()).close()
 
 
+@dataclass(frozen=True)
 class Forms:
     """The files of one function's forms. Replaces numba's IndexDataCacheFile.
 
-    stamp: numba's version and a hash of the sources. A file with another stamp is replaced.
+    stamp: numba's version and a hash of the modules in the function's folder. A file with another stamp is replaced.
     owners: users whose files are read: this user, root, and the owner of the source. Unpickling may run any code, and
     NUMBA_CACHE_DIR may be a folder that every user of a machine can write.
     """
 
-    def __init__(self, folder: Path, name: str, stamp, owners: set[int]):
-        self.folder = folder
-        self.name = name
-        self.stamp = stamp
-        self.owners = owners
+    folder: Path
+    name: str
+    stamp: tuple
+    owners: set[int]
 
     def path(self, key) -> Path:
         return self.folder / f"{self.name}.{_digest(key)}.nbc"
@@ -138,26 +137,9 @@ class Forms:
 
 
 @cache
-def sources_hash(path: Path) -> str:
-    """Return a hash of a module's text and of all modules beside it that it imports, directly or not."""
-    left = [path]
-    found = {}
-    while left:
-        file = left.pop()
-        if file in found or not file.is_file():
-            continue
-        found[file] = file.read_bytes()
-        names = {name for node in ast.walk(ast.parse(found[file])) for name in _imported(node)}
-        left += [path.with_name(f"{name}.py") for name in names]
-    return _digest(sorted((file.name, text) for file, text in found.items()))
-
-
-def _imported(node: ast.AST) -> list[str]:
-    """Return the modules that an import may name: b of `import a.b`, b and c of `from a.b import c`."""
-    if not isinstance(node, ast.Import | ast.ImportFrom):
-        return []
-    names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
-    return [name.rpartition(".")[2] for name in names]
+def _sources_hash(folder: Path) -> str:
+    """Return a hash of a folder's modules: its functions may call each other."""
+    return _digest(sorted((path.name, path.read_bytes()) for path in folder.glob("*.py") if path.is_file()))
 
 
 def _digest(value) -> str:

@@ -1,7 +1,6 @@
 """LLVM's vector instructions, which numba does not offer (bf16_products.py, avx512_bf16.py, amx_bf16.py).
 
-The last two functions generate the sums of one tile, held in registers, and their storage. The first argument is
-llvmlite's builder. An address is an int64 without alignment. A word is a pair of bfloat16.
+The first argument is llvmlite's builder. An address is an int64 without alignment. A word is a pair of bfloat16.
 """
 
 import inspect
@@ -140,33 +139,6 @@ def transposed(build, rows):
         rows = new
         step *= 2
     return rows
-
-
-def sums_in_registers(build, rows: int, vectors: int, count, a, b, panel_bytes, add):
-    """Return sums[row][vector] over `count` pairs of two panels.
-
-    a, b: the panels' addresses. panel_bytes: bytes of one pair of all rows, and of all columns.
-    add(sums, a, b): returns the sums plus the products of the pairs at a and b.
-    """
-    before = build.block
-    loop = build.append_basic_block("loop")
-    after = build.append_basic_block("after")
-    build.branch(loop)
-    build.position_at_end(loop)
-    left, a_here, b_here = variables = [build.phi(I64) for _ in range(3)]
-    sums = [[build.phi(FLOATS) for _ in range(vectors)] for _ in range(rows)]
-    new = add(sums, a_here, b_here)
-    steps = -1, *panel_bytes
-    for variable, start, step in zip(variables, (count, a, b), steps, strict=True):
-        variable.add_incoming(start, before)
-        variable.add_incoming(build.add(variable, I64(step)), loop)
-    for row in range(rows):
-        for v in range(vectors):
-            sums[row][v].add_incoming(FLOATS(None), before)
-            sums[row][v].add_incoming(new[row][v], loop)
-    build.cbranch(build.icmp_signed(">", left, I64(1)), loop, after)
-    build.position_at_end(after)
-    return new
 
 
 def for_each_mode(build, mode, store):
