@@ -185,7 +185,7 @@ def place_of_file(path: Path) -> Path:
         kind = KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
         raise UserError(f"{path}: {kind}, expected a regular file or a new name: choose another")
     if found and (not place.exists() or _is_own_output(found)):
-        raise UserError(f"{path}: this program's own output, expected a file of its own: choose another")
+        raise UserError(f"{path}: this program's own output, expected a separate file: choose another")
     if not os.access(place.parent, os.W_OK | os.X_OK) or (found and not os.access(place, os.W_OK)):
         raise UserError(f"{path}: Permission denied: {CANNOT_WRITE}")
     return place

@@ -56,7 +56,7 @@ def main() -> None:
         raise SystemExit(0)
     if name not in commands():
         close = get_close_matches(name, commands(), 1)
-        parser.error(f"{words[0]!r} is no command" + (f": did you mean {close[0]}?" if close else ""))
+        parser.error(f"{words[0]!r} is not a command" + (f": did you mean {close[0]}?" if close else ""))
     sys.argv = [f"{NAME} {name}", *words[1:]]
     runpy.run_module(f"{__package__}.{name.replace('-', '_')}", run_name="__main__")
 

@@ -11,7 +11,7 @@
 
 Nothing is run or measured. Bytes are counted from each strategy's messages; for strategies that call MPI's collectives,
 from the algorithms that the library selects by default. Seconds come from the model in dist/cost/model.py. A step is
-compute time plus exposed exchange, without the update. All rows have the same global batch; * marks other weights.
+compute time plus exposed exchange, without the update. All rows have the same global batch; * marks approximate ones.
 --from-run includes the run's update and scales exchanges by the run's measured exchange (docs/diagnosis.md).
 
 With --global-batch the table compares layouts: each row has a number of data-parallel replicas, tensor-parallel shards
@@ -128,7 +128,7 @@ def check_given(arguments) -> None:
     if given and not cuts:
         raise ValueError(f"--{given[0].replace('_', '-')} without --global-batch: give both, or leave it out")
     if cuts and arguments.grad_accum != 1:
-        raise ValueError("--grad-accum with --global-batch, which decides it for each number of replicas: leave it out")
+        raise ValueError("--grad-accum with --global-batch, which sets it for each number of replicas: leave it out")
     if cuts and arguments.wire == "int8":
         raise ValueError("--wire int8 with --global-batch, which compares layouts with the same weights: leave one out")
     if arguments.from_run:
@@ -137,7 +137,7 @@ def check_given(arguments) -> None:
             raise ValueError(f"--from-run knows --{given[0].replace('_', '-')} from the run: leave it out")
         return
     if cuts and (arguments.parameters or arguments.layers):
-        raise ValueError("--parameters or --layers with --global-batch, which cuts a known model: give --model instead")
+        raise ValueError("--parameters or --layers with --global-batch, which splits a known model: use --model")
     missing = [name for name in ("nodes", "link", "compute_ms") if getattr(arguments, name) is None]
     if arguments.model is None and (cuts or arguments.parameters is None):
         missing.append("model" if cuts else "parameters")
@@ -180,7 +180,7 @@ def described_training(arguments) -> Training:
         # The embeddings are unknown, and layers are assumed to have equal sizes.
         ranges = (0, *(stop - start for start, stop in cut(parameters, layers)), 0)
     if arguments.op == "mpi" and arguments.wire not in (None, "float32"):
-        raise ValueError(f"--op mpi with --wire {arguments.wire}, which MPI cannot add: leave --op out")
+        raise ValueError(f"--op mpi with --wire {arguments.wire}, which MPI cannot sum: leave --op out")
     item = WIRE_BYTES[arguments.wire or "float32"]
     own_operation = arguments.op == "own"
     return Training(

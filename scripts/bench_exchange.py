@@ -1,4 +1,4 @@
-"""Time one exchange of D bytes, by every strategy and by MPI's own collectives, against the network's bound.
+"""Time one exchange of D bytes, by every strategy and by MPI's own collectives, against the network's lower bound.
 
 mpirun -n 4 python scripts/bench_exchange.py --strategies all --bytes 8MB
 srun -n 64 python scripts/bench_exchange.py --strategies all --bytes 8MB,500MB --link 100gbit --json exchange.json

@@ -1,4 +1,4 @@
-"""Time whole training steps beside PyTorch's DistributedDataParallel, its ZeRO optimizer and FSDP, over gloo on CPUs.
+"""Time whole training steps against PyTorch's DistributedDataParallel, its ZeRO optimizer and FSDP, over gloo on CPUs.
 
 mpirun -n 2 python scripts/bench_training.py -- --n-layer 2 --n-embd 128 --batch-size 2
 srun -n 16 python scripts/bench_training.py --link 25gbit --json steps.json -- --model gpt2-124M --train-data '...'
@@ -183,7 +183,7 @@ def measure(world, makers: dict, turns: int) -> tuple[dict, dict]:
         if why := next((each for each in world.comm.allgather(problem) if each), None):
             left_out[name] = why
             del remaining[name], found[name]
-            world.print(f"{name}: left out: {why}")
+            world.print(f"{name}: skipped: {why}")
             continue
         found[name].append(steps)
         took_s = time.monotonic() - begun

@@ -87,7 +87,7 @@ def candidates(strategy: str, device: str) -> dict[str, type[Strategy]]:
     own = {file: find(file) for file in files if device == "host" or find(file).traits.on_gpus}
     for file, kind in own.items():
         if not kind.traits.same_weights:
-            raise UserError(f"--strategy {strategy}: {file} gives other weights, auto compares times: name it alone")
+            raise UserError(f"--strategy {strategy}: {file} is approximate, auto compares only times: name it alone")
     same = {name: kind for name, kind in STRATEGIES.items() if kind.traits.same_weights}
     return {name: kind for name, kind in same.items() if device in kind.traits.auto} | own
 

@@ -24,7 +24,7 @@ def check_server(kind: type[Strategy], server: str, ranks: int, no_exchange: boo
         raise UserError(f"--server dedicated on {ranks} rank, expected at least 2: one serves, the others compute")
     if no_exchange == kind.traits.exchanges:
         raise UserError(
-            f"--strategy {CONTROL} exchanges nothing, so every rank trains a model of its own: a control for timings, "
+            f"--strategy {CONTROL} exchanges nothing, so every rank trains a separate model: a control for timings, "
             f"not a way to train; to run it say both, --strategy {CONTROL} --no-exchange"
         )
 
@@ -73,7 +73,7 @@ def check_wire(wire: str, error_feedback: bool, op: str | None = None) -> None:
     if error_feedback and wire == "float32":
         raise UserError(f"--error-feedback with --wire {wire}, which loses nothing: add --wire bfloat16 or int8")
     if op == "mpi" and wire != "float32":
-        raise UserError(f"--op mpi with --wire {wire}, which MPI cannot add: leave --op out")
+        raise UserError(f"--op mpi with --wire {wire}, which MPI cannot sum: leave --op out")
 
 
 def operation_of(wire: str, op: str | None) -> str:
@@ -135,7 +135,7 @@ def overlaps_over_nccl(kind: type[Strategy]) -> bool:
 def no_overlap(kind: type[Strategy], why: str) -> UserError:
     """Return the error for --overlap with a strategy that calls MPI's collectives, which block backward."""
     return UserError(
-        f"--overlap with --strategy {kind.name} {why}: its calls go on during backward over NCCL alone: use "
+        f"--overlap with --strategy {kind.name} {why}: its calls overlap with backward only over NCCL: use "
         f"--transport nccl, or one of {overlapping()}"
     )
 

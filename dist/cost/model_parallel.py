@@ -116,7 +116,7 @@ class Seats:
         if ranks % (self.parts * self.stages):
             raise ValueError(
                 f"{ranks} ranks for {self.parts} shards x {self.stages} stages, expected a multiple of "
-                f"{self.parts * self.stages}: describe as many, or cut the model otherwise"
+                f"{self.parts * self.stages}: describe as many, or split the model differently"
             )
 
     @cached_property

@@ -140,11 +140,11 @@ class Watchdog:
             what = f"shows no sign of life for {stall.since_s:.0f} s, last seen in {where},"
             why = "stopped, swapped out, in a loop that holds Python's lock, or the host is gone; "
         elif stall.is_cut_off:
-            why = "a network port of that host has lost its link, see to its cable and switch; or "
+            why = "a network port of that host has lost its link, check its cable and switch; or "
         elif not stall.ranks:
             return (
                 f"all {stall.waiting} ranks wait in {where} for {stall.waiting_s:.0f} s while nothing passes through "
-                "their hosts' network ports: see to the switch, firewalls, and which network MPI was told to use"
+                "their hosts' network ports: check the switch, firewalls, and which network MPI was told to use"
             )
         ranks = "1 rank waits" if stall.waiting == 1 else f"{stall.waiting} ranks wait"
         return (

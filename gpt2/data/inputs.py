@@ -102,7 +102,7 @@ def file_of(path: Path) -> Input:
             raise UserError(f"{path}: not a file, expected one that can be read twice: write its text to a file")
     found = classify(path)
     if not found and path.suffix.lower() in PACKINGS:
-        raise UserError(f"{path}: unknown extension, {KNOWN}: rename or link it to what it is")
+        raise UserError(f"{path}: unknown extension, {KNOWN}: rename it, or link it under the right name")
     found = found or Input(path, ".txt", "")
     if found.kind == ".parquet" and found.packing:
         raise UserError(f"{path}: a packed Parquet file cannot be read, Parquet is packed inside: unpack it first")

@@ -68,7 +68,7 @@ class Shard:
         """
         start, stop, _ = part.indices(self._count)
         size = 2 * max(0, stop - start)
-        with file_errors(self.path, f"cannot read its tokens: see to the disk, {START_AGAIN}"):
+        with file_errors(self.path, f"cannot read its tokens: check the disk, {START_AGAIN}"):
             content = os.pread(self._file.fileno(), size, HEADER_BYTES + 2 * start)
             found, changed_ns = self._state()  # after reading, to detect changes during it
         if found != self._size or len(content) < size:

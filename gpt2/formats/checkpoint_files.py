@@ -127,7 +127,7 @@ def _range(tensor: StoredTensor, checksum: str) -> StoredRange:
     stop = int(named[3]) if named else 0
     fits = 0 < stop - start <= LONGEST and tensor.shape == (stop - start,) and tensor.dtype == "F32"
     if not fits or not RANGE_CHECKSUM.fullmatch(checksum):
-        raise damaged(tensor.path, f"{tensor.name!r} is no range with its checksum")
+        raise damaged(tensor.path, f"{tensor.name!r} is not a range with its checksum")
     return StoredRange(named[1], start, stop, tensor, int(checksum))
 
 

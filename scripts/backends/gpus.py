@@ -49,8 +49,8 @@ def check_sharing(shared: list[tuple[str, list[int]]], allowed: bool) -> None:
     if shared and not allowed:
         host, ranks = shared[0]
         raise UserError(
-            f"ranks {', '.join(map(str, ranks))} have one GPU on {host}, expected one each: start as many ranks a node "
-            "as it has GPUs, or add --share-gpus"
+            f"ranks {', '.join(map(str, ranks))} share one GPU on {host}, expected one each: start as many ranks per "
+            "node as it has GPUs, or add --share-gpus"
         )
 
 
@@ -79,7 +79,7 @@ def assert_aligned(layout) -> None:
         columns = 4 * layout.config.n_embd
         parts = layout.shard.tp_size
         raise UserError(
-            f"--tensor-parallel {parts} cuts {columns} columns of the feed-forward block so that {odd.name} begins at "
+            f"--tensor-parallel {parts} splits {columns} feed-forward columns so that {odd.name} begins at "
             f"element {odd.start}, expected parts of a multiple of {ALIGNED_ELEMENTS} on a GPU: choose another "
             "--tensor-parallel, or --backend numpy"
         )

@@ -32,7 +32,7 @@ class ReportFile:
             self.write(report)
         except UserError as error:
             if not self._has_warned:
-                say(f"warning: {error}; measuring goes on", on_stderr=True)
+                say(f"warning: {error}; measuring continues", on_stderr=True)
             self._has_warned = True
         self._kept_at = time.monotonic()
 

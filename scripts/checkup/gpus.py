@@ -98,8 +98,8 @@ def occupied(ranks, model):
     for members in ranks.nodes:
         for some in members.by_value("own GPU/id").values():
             if len(some) > 1:
-                text = f"ranks {rank_numbers(some.values('place/rank'))} have one GPU on {some.hosts}"
-                fix = "start as many ranks a node as it has GPUs (srun --ntasks-per-node, --gpus-per-task=1), "
+                text = f"ranks {rank_numbers(some.values('place/rank'))} share one GPU on {some.hosts}"
+                fix = "start as many ranks per node as it has GPUs (srun --ntasks-per-node, --gpus-per-task=1), "
                 yield Problem(FAIL, "GPU", text, f"{fix}or --share-gpus")
     if used := ranks.where("own GPU/total").where("own GPU", lambda own: own["free"] < USUALLY_FREE * own["total"]):
         most = max(own["total"] - own["free"] for own in used.values("own GPU"))
@@ -112,7 +112,7 @@ def libraries(ranks, model):
     if old := ranks.where("own GPU", _is_older):
         driver = old[0]["own GPU"]["driver_cuda"] // 1000
         newest = _libraries_cuda(old[0]["own GPU"])
-        text = f"the driver on {old.hosts} is of CUDA {driver}, and CuPy or cuBLAS of CUDA {newest}: they will fail"
+        text = f"the driver on {old.hosts} is for CUDA {driver}, CuPy or cuBLAS for CUDA {newest}: they will fail"
         yield Problem(FAIL, "GPU", text, f"pip install -e '.[gpu-cuda{driver}]' instead, or install a newer driver")
     having = ranks.where("own GPU/id")
     without = having.where("own GPU/nccl_missing")

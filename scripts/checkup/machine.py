@@ -102,7 +102,7 @@ def speed(ranks, model):
     if slow:
         worst = min(slow.values("speed"))
         rates = f"{worst / usual:.0%} of the others' rate ({worst / 1e9:.0f} of {usual / 1e9:.0f} GFLOP/s)"
-        text = f"{slow.names} make matrix products at {rates}: each step waits for the slowest"
+        text = f"{slow.names} compute matrix products at {rates}: each step waits for the slowest"
         fix = "look there for other processes (top), a power or heat limit, a slower processor; or leave the host out"
         yield Problem(SLOW, "speed", text, fix)
 

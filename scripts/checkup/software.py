@@ -98,7 +98,7 @@ def unreadable(ranks, model):
         if section in IMPORTING and why.startswith(("ImportError", "ModuleNotFoundError", "OSError")):
             severity = FAIL
             fix = INSTALL
-        yield Problem(severity, section, f"{section} could not be looked at on {some.names}: {why}", fix)
+        yield Problem(severity, section, f"{section} could not be checked on {some.names}: {why}", fix)
 
 
 def different_versions(ranks, model):

@@ -79,7 +79,7 @@ def host_memory(text: str) -> int:
     """Return 600000000 for "600MB"."""
     size = size_in_bytes(text)
     if size < LEAST_MEMORY:
-        raise UnitError(f"{text[:40]!r} is no memory for a host: expected 16MB or more, such as 600MB or 2GiB")
+        raise UnitError(f"{text[:40]!r} is not a memory limit: expected 16MB or more, such as 600MB or 2GiB")
     return size
 
 

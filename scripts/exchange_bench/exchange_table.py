@@ -46,7 +46,7 @@ def table(report: dict, size: dict) -> str:
     contenders = dict(sorted(size["contenders"].items(), key=lambda item: item[1]["seconds"]["median"]))
     parts = [head_lines(report, size), aligned(_rows(size, contenders))]
     if any(not one["whole"] for one in contenders.values()):
-        parts.append("MPI_Reduce, MPI_Bcast alone: half of an exchange each.")
+        parts.append("MPI_Reduce and MPI_Bcast alone are each half of an exchange.")
     return "\n\n".join(parts)
 
 

@@ -98,7 +98,7 @@ def _end(world: World, folder: Path, tracer: ProgramTracer) -> None:
     failures.tell(world.comm.gather(failures.own()), at_end=True)
     nodes = world.comm.gather({"node": world.node} | clock_offset(world))
     links = probe_links(world)
-    with world.together(UserError), file_errors(folder, "see to the disk; the traces so far can be read"):
+    with world.together(UserError), file_errors(folder, "check the disk; the traces so far can be read"):
         if world.rank == 0 and world.node_count > 1:
             write_at_end(folder / "traces", END_CLOCKS, nodes)
             write_at_end(folder / "traces", END_LINKS, links)

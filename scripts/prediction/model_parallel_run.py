@@ -88,7 +88,7 @@ def cut_step_of(run: Run, times: StepTimes, cluster: Cluster) -> CutStep:
     ranks = len(placement_of(run))
     config = config_of(settings, run.config.get("parameters"))
     if config is None or not settings.get("batch_size") or not settings.get("seq_len"):
-        raise RunError("config.json does not say the shape of its model, or of its batches")
+        raise RunError("config.json lacks the shape of its model or batches")
     if run.mesh is None or len(run.ranks) < ranks:
         raise RunError(f"{len(run.ranks)} of {ranks} ranks left traces, and the times of all stages are needed")
     cut = cut_of(settings, config, run.mesh)
@@ -114,7 +114,7 @@ def cut_of(settings: dict, config: GPT2Config, mesh: RunMesh) -> ModelCut:
     if len(layers) != mesh.stages or sum(layers) != config.n_layer or mesh.shards > config.n_head:
         raise RunError(
             f"config.json says layers {','.join(map(str, layers))}, the traces {mesh.stages} stages and {mesh.shards} "
-            "parts, which make no such model"
+            "parts, which do not match"
         )
     schedule = settings.get("pipeline_schedule") or "1f1b"
     return ModelCut(mesh.shards, mesh.stages, layers, schedule, settings.get("grad_accum") or 1)

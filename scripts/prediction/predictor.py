@@ -19,7 +19,7 @@ from strategies import BASELINE, STRATEGIES, Strategy
 ONE_NODE_RATE = 10e9  # bytes/s; on one node no port limits anything, but the model needs a number
 ABOUT_EQUAL = 1.01  # steps within a percent
 WORTH_OTHER_WEIGHTS = 1.3  # how much shorter a step must be before a strategy with other weights is named
-OTHER_WEIGHTS = "* other weights: the loss after as many steps may be worse, only a trial tells (compare.py --by-time)"
+OTHER_WEIGHTS = "* approximate: the loss after the same number of steps may be worse, see compare.py --by-time"
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,8 @@ def other_weights(rows: list[dict], best_s: float, step_s=best_step_s) -> list[s
     shortest step with the same weights."""
     shorter = [row for row in rows if not row["same_weights"] and step_s(row) * WORTH_OTHER_WEIGHTS <= best_s]
     return [
-        f"{row['strategy']} would make a step {best_s / step_s(row):.1f} times shorter than the best strategy with the "
-        "same weights, but only a trial tells how much loss that costs (compare.py --by-time)"
+        f"{row['strategy']} would make a step {best_s / step_s(row):.1f} times shorter than the best exact "
+        "strategy, but only a trial shows how much loss that costs (compare.py --by-time)"
         for row in sorted(shorter, key=step_s)[:1]
     ]
 
@@ -196,7 +196,7 @@ def advice_sentence(rows: list[dict]) -> str:
     """Recommend a strategy, and say why. A second sentence may name one with other weights."""
     known = [row for row in rows if row["step_s"] is not None]
     if not exact(known):
-        return "No advice: only a trial tells how much loss these strategies cost (compare.py --by-time)."
+        return "No advice: only a trial shows how much loss these strategies cost (compare.py --by-time)."
     best = best_of(exact(known))
     if best["times_bound"] is None:
         return f"One node: nothing crosses a port, take {best['strategy']}."

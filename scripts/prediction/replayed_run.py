@@ -92,7 +92,7 @@ def advise_from_run(path: Path, placement, rate: float | None, latency_s: float 
     if replayed.ranks_of_model > 1:
         raise RunError(
             f"{path}: {replayed.ranks_of_model} ranks share a model, but this table needs a whole model per rank: add "
-            f"--global-batch {replayed.global_batch or 'G'} to compare other cuts"
+            f"--global-batch {replayed.global_batch or 'G'} to compare other layouts"
         )
     run = replayed.run
     calibration = calibration_of(run, strategy_of(run), replayed.measured)
@@ -218,9 +218,7 @@ def replayed_run(path: Path) -> ReplayedRun:
     notes = []
     measured = traced_step(path, len(config["ranks"]), notes) or logged_step(path, notes)
     if measured is None:
-        raise RunError(
-            f"{path} holds no complete step, in its traces or in log.jsonl: let the run go on for some steps"
-        )
+        raise RunError(f"{path} has no complete step in its traces or log.jsonl: train for a few more steps")
     return ReplayedRun(run, kind, measured, notes)
 
 

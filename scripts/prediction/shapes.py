@@ -54,9 +54,9 @@ def advise_shapes(workload: Workload, cluster: Cluster, library: str) -> list[di
     rows = [row_of(workload, cluster, parts, stages, library) for _, parts, stages in shapes(workload, cluster)]
     if not rows:
         raise ValueError(
-            f"{len(cluster.placement)} ranks make no number of replicas that divides the "
-            f"{workload.global_batch // workload.batch_size} micro-steps of --global-batch / --batch-size, expected "
-            "one at least: choose another --global-batch, or other --ranks"
+            f"{len(cluster.placement)} ranks allow no number of replicas that divides the "
+            f"{workload.global_batch // workload.batch_size} microbatches of --global-batch / --batch-size, expected "
+            "at least one: choose another --global-batch, or other --ranks"
         )
     return sorted(rows, key=lambda row: (not row["fits"], row["step_s"]))
 
@@ -145,14 +145,14 @@ def row_of(workload: Workload, cluster: Cluster, parts: int, stages: int, librar
 def shapes_table(rows: list[dict]) -> str:
     """Return a line per shape."""
     lines = [
-        f"{'replicas x shards':<17}{'micro-':>7}  {'':<22}{'step':>8}  {'of a step, %':^36}{'memory':>9}\n"
-        f"{'         x stages':<17}{'steps':>7}  {'strategy':<22}{'ms':>8}  {''.join(f'{name:>9}' for name in SHARES)}"
-        f"{'GB/rank':>9}"
+        f"{'replicas x shards':<17}{'micro-':>8}  {'':<22}{'step':>8}  {'of a step, %':^36}{'memory':>9}\n"
+        f"{'         x stages':<17}{'batches':>8}  {'strategy':<22}{'ms':>8}  "
+        f"{''.join(f'{name:>9}' for name in SHARES)}{'GB/rank':>9}"
     ]
     for row in rows:
         shares = "".join(f"{100 * row['shares'][name]:>9.1f}" for name in SHARES)
         lines.append(
-            f"{shape_text(row):<17}{row['micro_steps']:>7}  {row['strategy'] or '-':<22}"
+            f"{shape_text(row):<17}{row['micro_steps']:>8}  {row['strategy'] or '-':<22}"
             f"{short_number(row['step_s'], 1e3):>8}  {shares}{short_number(row['memory_bytes'], 1e-9):>9}"
             + ("" if row["fits"] else "  does not fit")
         )

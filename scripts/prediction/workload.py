@@ -45,7 +45,7 @@ def workload_of_run(
     config = config_of(settings, run.config["parameters"])
     if config is None or replayed.global_batch is None or not settings.get("seq_len"):
         raise RunError(
-            f"{path}/config.json does not say the shape of its model, or of its batches: describe them with --model, "
+            f"{path}/config.json lacks the shape of its model or batches: describe them with --model, "
             "--nodes, --link and --compute-ms instead"
         )
     cluster = replayed_cluster(run, placement, rate, latency_s)

@@ -38,4 +38,4 @@ def report(runs: dict[str, list[Path]], target: float, stem: Path) -> str:
 def inexact(configs: dict[str, dict]) -> list[str]:
     """Return a line that names the runs whose weights are not those of the other strategies. configs: by name."""
     names = [name for name, config in configs.items() if not config["same_weights"]]
-    return [f"not the weights of the exact strategies, so compare the losses too: {', '.join(names)}"] if names else []
+    return [f"approximate, so compare the losses too: {', '.join(names)}"] if names else []

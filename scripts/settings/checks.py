@@ -98,7 +98,7 @@ def check_trace(settings: Settings) -> None:
 def with_steps(settings: Settings, workers: int) -> Settings:
     """Derive --steps from --tokens, rounded up. Return the settings. Raise UserError if --steps was also given."""
     if "steps" in settings.typed:
-        raise UserError("--tokens with --steps, which decides it too: leave one of them out")
+        raise UserError("--tokens with --steps, which also sets it: leave one of them out")
     of_step = settings.batch_size * settings.grad_accum * workers * settings.seq_len
     steps = -(-settings.tokens // of_step)
     if steps > MOST:
@@ -111,7 +111,7 @@ def with_micro_steps(settings: Settings, workers: int) -> Settings:
     flag = f"--global-batch-size {settings.global_batch_size}"
     for other in ("grad_accum", "preset"):
         if other in settings.typed:
-            raise UserError(f"{flag} with --{other.replace('_', '-')}, which decides it too: leave one of them out")
+            raise UserError(f"{flag} with --{other.replace('_', '-')}, which also sets it: leave one of them out")
     at_once = settings.batch_size * workers
     micro_steps, rest = divmod(settings.global_batch_size, at_once)
     if rest:
@@ -130,7 +130,7 @@ def check_exchange_flags(settings: Settings, ranks: int) -> None:
         check_own_flags(kind, settings.typed)
         check_exchange(kind, settings.wire, settings.error_feedback, settings.overlap, settings.op)
     elif settings.server == "dedicated" or settings.no_exchange:
-        raise UserError("--server dedicated or --no-exchange with --strategy auto: name the strategy they belong to")
+        raise UserError("--server dedicated or --no-exchange with --strategy auto: name a strategy that supports them")
     else:
         check_own_flags(None, settings.typed)
     check_wire(settings.wire, settings.error_feedback, settings.op)
@@ -224,14 +224,14 @@ def check_shape(settings: Settings, found: GPT2Config, named: GPT2Config, given:
 
 def check_checkpoints(settings: Settings) -> None:
     if settings.resume and not settings.out:
-        raise UserError("--resume without --out, expected the folder of the run to go on with: add --out RUN")
+        raise UserError("--resume without --out, expected the folder of the run to resume: add --out RUN")
     if settings.take_over and not settings.out:
         raise UserError("--take-over without --out, expected the folder of the run to take over: add --out RUN")
     for flag in ("resume", "checkpoint_every", "checkpoint_minutes", "check_replicas"):
         if getattr(settings, flag) and not is_auto(settings.strategy) and not find(settings.strategy).traits.exchanges:
             raise UserError(
-                f"--{flag.replace('_', '-')} with --strategy {settings.strategy}, whose ranks train models of their "
-                "own: leave it out"
+                f"--{flag.replace('_', '-')} with --strategy {settings.strategy}, whose ranks train separate "
+                "models: leave it out"
             )
 
 

@@ -89,12 +89,12 @@ class Parser(argparse.ArgumentParser):
         shown = word if len(word) <= SHOWN else f"{word[:SHOWN]}..."
         if not word.startswith(tuple(DASHES)):
             hint = "a command comes after --" if "-- COMMAND" in (self.usage or "") else "a glob needs quotes"
-            return f"{shown!r} stands where a flag is expected; {hint}"
+            return f"{shown!r} was given where a flag is expected; {hint}"
         name = word.partition("=")[0].strip(DASHES).replace("_", "-").lower()
         known = [flag.removeprefix("--") for flag in self._option_string_actions]
         close = get_close_matches(name, known, 1) if len(name) > 2 else []
         meant = [ELSEWHERE[name]] if ELSEWHERE.get(name) in known else close
-        return f"{shown} is no flag" + (f": did you mean --{meant[0]}?" if meant else "")
+        return f"{shown} is not a flag" + (f": did you mean --{meant[0]}?" if meant else "")
 
 
 def newest_run(runs: Path = Path("runs")) -> str:

@@ -89,7 +89,7 @@ def unused_steps(settings: Settings) -> str:
     if not last or is_auto(settings.strategy) or not find(settings.strategy).traits.takes_local_steps:
         return ""
     return (
-        f"--steps {settings.steps} is no multiple of --local-steps {settings.local_steps}: the last {last} steps do "
+        f"--steps {settings.steps} is not a multiple of --local-steps {settings.local_steps}: the last {last} steps do "
         "not enter the global parameters"
     )
 

@@ -101,7 +101,7 @@ def check_cut(settings: Settings, config: GPT2Config, ranks: int) -> None:
         nearest = max(1, round(ranks / model_ranks(settings))) * model_ranks(settings)
         raise UserError(
             f"{ranks} ranks with --tensor-parallel {parts} and --pipeline-parallel {stages}, expected a multiple of "
-            f"{model_ranks(settings)}: start {nearest}, or cut the model otherwise"
+            f"{model_ranks(settings)}: start {nearest}, or split the model differently"
         )
     if parts > config.n_head:
         raise UserError(f"--tensor-parallel {parts}, expected at most the model's {config.n_head} heads: lower it")
@@ -134,7 +134,7 @@ def check_layers(layers: tuple[int, ...], config: GPT2Config, stages: int, least
         )
     if sum(layers) != config.n_layer:
         raise UserError(
-            f"--pipeline-layers {found} come to {sum(layers)}, expected the model's {config.n_layer} layers: change one"
+            f"--pipeline-layers {found} add up to {sum(layers)}, expected the model's {config.n_layer}: change one"
         )
     if not all(layers[:-1]) or layers[-1] < least_last:
         why = "with tensor parallelism also the last" if least_last else "the last, which has the head, may have none"

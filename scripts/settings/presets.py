@@ -102,10 +102,10 @@ def batches(settings, workers: int) -> tuple[int, int]:
     takes = f"--preset {settings.preset} takes {preset.tokens_per_step} tokens a step"
     sequences, rest = divmod(preset.tokens_per_step, settings.seq_len)
     if rest:
-        raise UserError(f"{takes}, which sequences of {settings.seq_len} do not divide: choose another --seq-len")
+        raise UserError(f"{takes}, not divisible into sequences of {settings.seq_len}: choose another --seq-len")
     if sequences % workers:
         raise UserError(
-            f"{takes}, {sequences} sequences, which {workers} ranks that compute do not divide: start a number that "
+            f"{takes}, {sequences} sequences, not divisible among {workers} computing ranks: start a number that "
             f"divides {sequences}, or give --batch-size and --grad-accum"
         )
     share = sequences // workers
@@ -113,7 +113,7 @@ def batches(settings, workers: int) -> tuple[int, int]:
     if given and share % given:
         flag = "--batch-size" if batch_size else "--grad-accum"
         raise UserError(
-            f"{takes}, {share} sequences for each rank, which {flag} {given} does not divide: choose another, or give "
+            f"{takes}, {share} sequences for each rank, not divisible by {flag} {given}: choose another, or give "
             "--batch-size and --grad-accum"
         )
     if micro_steps:

@@ -33,12 +33,12 @@ def tokenizer_name(requested: str | None, path: Path | None, vocab_size: int) ->
     if name is None:
         sizes = " or ".join(map(str, OF_VOCABULARY))
         raise UserError(
-            f"a model of {vocab_size} tokens, expected {sizes} to tell its tokenizer: say --tokenizer {NAMES}"
+            f"a model of {vocab_size} tokens, expected {sizes} to tell its tokenizer: add --tokenizer {NAMES}"
         )
     if name == OTHER:
         raise UserError(
-            f"{path or 'the model'}: its tokenizer is another one, expected {NAMES}: tokenize with the model's own, "
-            "or say --tokenizer"
+            f"{path or 'the model'}: its tokenizer is unknown, expected {NAMES}: tokenize with the model's own, "
+            "or add --tokenizer"
         )
     return name
 
@@ -75,7 +75,7 @@ def tokenizer_of_run(path: Path) -> str | None:
             continue
         if name is not None and name not in [*TOKENIZERS, OTHER]:
             found = f"{name!r}"[:50]
-            raise UserError(f"{run / 'config.json'}: its tokenizer is {found}, expected {NAMES}: say --tokenizer")
+            raise UserError(f"{run / 'config.json'}: its tokenizer is {found}, expected {NAMES}: add --tokenizer")
         return name
     return None
 
@@ -121,6 +121,6 @@ def check_tokens(what, found: str | None, expected: str | None) -> None:
     """Raise UserError if tokens were made by another tokenizer than the model's. what: their name in the message."""
     if found and expected and found != expected:
         raise UserError(
-            f"{what}: tokens of the tokenizer {found}, expected the model's, {expected}: tokenize the text with that "
-            f"one, or say --tokenizer {found} if the model is trained on these"
+            f"{what}: tokens made with tokenizer {found}, expected the model's, {expected}: tokenize the text with "
+            f"that one, or add --tokenizer {found} if the model was trained on these"
         )

@@ -77,7 +77,7 @@ def strategy_name(text: str) -> str:
 def layer_counts(text: str) -> str:
     """Parse the number of layers of each stage, such as 4,4,4,0."""
     if not all(count.isdecimal() and len(count) < 6 for count in text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no list of layers, expected numbers such as 4,4,4,0")
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a list of layers, expected numbers such as 4,4,4,0")
     return ",".join(str(int(count)) for count in text.split(","))
 
 

@@ -28,7 +28,7 @@ def bits_per_s(text: str) -> float:
     match = re.fullmatch(NUMBER + r"([kmgt]?bit)", text.lower())
     rate = float(match[1]) * BITS[match[2]] if match else 0
     if not LEAST_RATE <= rate <= MOST:
-        raise UnitError(f"{text[:40]!r} is no rate: expected 1kbit or more, written as 400mbit, 2.5gbit or 800kbit")
+        raise UnitError(f"{text[:40]!r} is not a rate: expected 1kbit or more, written as 400mbit, 2.5gbit or 800kbit")
     return rate
 
 
@@ -36,7 +36,7 @@ def core_count(text: str) -> float:
     """Parse "0.4" to 0.4 cores."""
     count = float(text) if re.fullmatch(NUMBER, text, re.ASCII) else 0.0
     if not LEAST_CORES <= count <= MOST_CORES:
-        raise UnitError(f"{text[:40]!r} is no number of cores: expected {LEAST_CORES} to {MOST_CORES}, like 0.4")
+        raise UnitError(f"{text[:40]!r} is not a number of cores: expected {LEAST_CORES} to {MOST_CORES}, like 0.4")
     return count
 
 
@@ -50,7 +50,7 @@ def duration_s(text: str) -> float:
     match = re.fullmatch(NUMBER + r"(ns|us|ms|s)", text)
     time_s = float(match[1]) * SECONDS[match[2]] if match else MOST
     if time_s >= MOST:
-        raise UnitError(f"{text[:40]!r} is no time: expected 20us, 1.5ms or the like")
+        raise UnitError(f"{text[:40]!r} is not a time: expected 20us, 1.5ms or the like")
     return time_s
 
 
@@ -59,7 +59,7 @@ def count_of(text: str) -> int:
     match = re.fullmatch(NUMBER + r"([KMBT]?)", text.upper())
     count = float(match[1]) * COUNTS[match[2]] if match else 0
     if not 0.5 < count <= MOST:
-        raise UnitError(f"{text[:40]!r} is no count: expected 124M, 1.5B or a number")
+        raise UnitError(f"{text[:40]!r} is not a count: expected 124M, 1.5B or a number")
     return round(count)
 
 
@@ -68,7 +68,7 @@ def sizes(text: str) -> list[int]:
     found = [re.fullmatch(NUMBER + r"\s*(|[KMG]I?)B?", word.upper()) for word in text.split(",")]
     counts = [float(match[1]) * BYTES[match[2]] if match else 0.0 for match in found]
     if not all(0 < count <= MOST for count in counts):
-        raise UnitError(f"{text[:40]!r} is no list of sizes: expected 8MB, or 8MB,64MiB, or 8000000")
+        raise UnitError(f"{text[:40]!r} is not a list of sizes: expected 8MB, or 8MB,64MiB, or 8000000")
     return [int(count) for count in counts]
 
 
@@ -77,7 +77,7 @@ def size_in_bytes(text: str) -> int:
     try:
         (count,) = sizes(text)
     except ValueError:  # not exactly one size
-        raise UnitError(f"{text[:40]!r} is no size: expected one, like 512KiB or 600MB") from None
+        raise UnitError(f"{text[:40]!r} is not a size: expected one, like 512KiB or 600MB") from None
     return count
 
 

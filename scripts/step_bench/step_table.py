@@ -12,7 +12,7 @@ LABELS = {
     "torch-compiled": "PyTorch, torch.compile",
     "llmc": "llm.c",
 }
-HEAD = f"{'':23} step, ms      min      max  tokens/s     MFU  ours / it  memory, GB     loss"
+HEAD = f"{'':23} step, ms      min      max  tokens/s     MFU   relative  memory, GB     loss"
 
 
 def header(report: dict) -> str:
@@ -47,15 +47,15 @@ def notes(report: dict) -> str:
     """Name the machine, and explain the columns."""
     machine = report["machine"]
     peak = report["peak_tflops"]
-    source = "its datasheet" if "GPU" in machine else "its multiply-add, measured"
+    source = "datasheet" if "GPU" in machine else "multiply-add rate, measured"
     of = f"of {peak:.3g} TFLOP/s ({source})" if peak else "unknown, because the GPU's datasheet is not known here"
     return "\n".join((
         "",
         f"On {machine.get('GPU', machine['processor'])}.",
-        f"MFU: {of}, with llm.c's count of {report['flops_per_token'] / 1e6:.1f} MFLOP a token (6 N + 6 L C T).",
-        "ours / it: our time divided by the contender's.",
-        "memory: the process's peak; on a GPU what the allocator took, for llm.c all that the GPU has given.",
-        "loss: after the same first steps on one batch; llm.c has parameters and a batch of its own.",
+        f"MFU: {of}, counting {report['flops_per_token'] / 1e6:.1f} MFLOP per token as llm.c does (6 N + 6 L C T).",
+        "relative: our time divided by the contender's.",
+        "memory: the process's peak; on a GPU what the allocator reserved, for llm.c all memory in use.",
+        "loss: after the same first steps on one batch; llm.c has its own parameters and batch.",
     ))  # fmt: skip
 
 

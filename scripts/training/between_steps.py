@@ -198,7 +198,7 @@ class ReplicaCheck:
             alike = [rank for rank, (theirs, _) in enumerate(told) if theirs == shard]
             found.append(who_differs([told[rank][1] for rank in alike], [self.world.places[rank] for rank in alike]))
         if words := "; ".join(filter(None, found)):
-            end_with_one_line(self.world.comm, f"after step {step.number} {words}: go on with --resume, elsewhere")
+            end_with_one_line(self.world.comm, f"after step {step.number} {words}: use --resume on other nodes")
 
 
 def who_differs(checksums: list[int | None], places: list[dict]) -> str | None:
@@ -216,5 +216,5 @@ def who_differs(checksums: list[int | None], places: list[dict]) -> str | None:
     groups = sorted(holders.values(), key=len, reverse=True)
     usual, *others = (", ".join(group) for group in groups)
     if 2 * len(groups[0]) > sum(map(len, groups)):
-        return f"these hold other parameters than the rest: {', '.join(others)}"
+        return f"these hold different parameters from the rest: {', '.join(others)}"
     return f"these hold different parameters, and nobody can tell which are right: {'; '.join([usual, *others])}"

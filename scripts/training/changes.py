@@ -24,7 +24,7 @@ def changed_settings(checkpoint: Checkpoint, own: dict, typed: frozenset[str], l
     before = checkpoint.facts["settings"]
     if lacking := own.keys() - before.keys():
         raise UserError(
-            f"{checkpoint.path}: its settings lack {min(lacking)}, expected those of this release: go on with the "
+            f"{checkpoint.path}: its settings lack {min(lacking)}, expected those of this release: resume with the "
             "release that wrote it, or choose another --out"
         )
     changed = [name for name in own if before[name] != own[name] and steps and matters(name, before, own, steps)]
@@ -37,8 +37,8 @@ def changed_settings(checkpoint: Checkpoint, own: dict, typed: frozenset[str], l
     if set(bent) - typed:
         raise UserError(
             f"{checkpoint.path}: made with {flags_of(bent, before)}, this run has {flags_of(bent, own)}"
-            f"{rate and f', and {rate}'}: add {flags_of(bent, before)} to go on as before, or {flags_of(bent, own)} if "
-            "the change is meant"
+            f"{rate and f', and {rate}'}: add {flags_of(bent, before)} to continue as before, or {flags_of(bent, own)} "
+            "if you intend the change"
         )
     told = ", ".join(f"{name.replace('_', '-')} {own[name]} (before {before[name]})" for name in changed)
     return told and f"changed: {told}{rate and f'; {rate}'}"

@@ -26,7 +26,7 @@ from scripts.training.whole_model import WholeModel
 
 FAILED = -1
 NOT_FINITE = -2
-ADVICE = "free some space, or see to the disk"
+ADVICE = "free some space, or check the disk"
 
 
 class NotFiniteError(UserError):
@@ -35,7 +35,7 @@ class NotFiniteError(UserError):
     def __init__(self, step: int, found: str):
         super().__init__(
             f"after step {step} there is {found}, expected finite numbers: lower --lr, or check this node's memory, "
-            "and go on from the last checkpoint (--resume)"
+            "and continue from the last checkpoint (--resume)"
         )
 
 

@@ -20,7 +20,7 @@ from traces.record.files import RUN_FORMAT
 
 RUNS = Path("runs")
 TIME = "%Y-%m-%dT%H:%M:%S%z"
-ADVICE = "free some space or see to the disk, and start again"
+ADVICE = "free some space or check the disk, and start again"
 
 
 class RunFolder:
@@ -127,7 +127,7 @@ class RunFolder:
         The line also gets `elapsed_s`. A loss or norm that is not finite becomes null, as JSON cannot hold it.
         """
         record = record | {"elapsed_s": time.monotonic() - self._begun}
-        with file_errors(self.path / LOG, "free some space or see to the disk, and go on with --resume"):
+        with file_errors(self.path / LOG, "free some space or check the disk, and continue with --resume"):
             # If the folder has been removed, the open file would still take lines that nobody can read.
             self._check_lock()
             self._log.write(as_json(record) + "\n")
@@ -144,7 +144,7 @@ def confirm_summary(path: Path) -> None:
     A start with no steps left calls this. If the last start was killed before it wrote the file, make an empty one.
     """
     summary = path / SUMMARY
-    with file_errors(summary, "see to the disk"):
+    with file_errors(summary, "check the disk"):
         if summary.exists():
             os.utime(summary)
         else:
@@ -156,8 +156,7 @@ def check_holds_no_run(path: Path) -> None:
     with file_errors(path, "choose another --out"):
         if (path / CONFIG).exists():
             raise UserError(
-                f"{path} already holds a run (config.json): choose another --out, remove it, or go on with it "
-                "(--resume)"
+                f"{path} already holds a run (config.json): choose another --out, remove it, or continue it (--resume)"
             )
 
 

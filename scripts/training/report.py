@@ -188,7 +188,7 @@ class Ending:
                         "choose steps by --trace FROM:TO"
                     )
                 if ended_by:
-                    world.print(f"{ended_by} ended the run after step {step}: go on with it by --out {path} --resume")
+                    world.print(f"{ended_by} ended the run after step {step}: continue it with --out {path} --resume")
 
     def _keep(self, at_end: dict[str, list[dict]]) -> None:
         for name, nodes in at_end.items():

@@ -44,7 +44,7 @@ FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
 LINE_BYTES = 1 << 16  # a line of log.jsonl is shorter
 ASKED = INTERRUPTED, BY_CTRL_C  # exit codes of a run that a signal has ended
-GOES_ON = "the same command goes on"
+GOES_ON = "the same command continues"
 # States of SLURM's nodes. A draining node still runs steps of its jobs, so it is not left out.
 NOT_THERE = "down,no_respond"
 
@@ -110,7 +110,7 @@ def misused(launcher: str | None, out: str | None, environment) -> str | None:
     try:
         starts = shlex.split(launcher or "")
     except ValueError as error:
-        return f"--launcher {launcher}: {error}, expected words as a shell takes them: see to its quotes"
+        return f"--launcher {launcher}: {error}, expected words as a shell takes them: check its quotes"
     for flag, value, example in (("--out", out, "RUN"), ("--launcher", starts, "'mpirun -n 4'")):
         if not value:
             return f"--restarts without {flag}, expected both: add {flag} {example}"

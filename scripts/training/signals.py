@@ -76,9 +76,7 @@ class Signals:
             self._clean_up()
             self._end(f"{name} ends the run before its first step: the same command with --resume begins\n", code)
         elif number == signal.SIGINT and self._pressed is not None and now - self._pressed > ONE_PRESS_S:
-            self._end(
-                "Ctrl-C for the second time ends the run at once: --resume goes on from its last checkpoint\n", code
-            )
+            self._end("second Ctrl-C: the run ends at once, --resume continues from its last checkpoint\n", code)
         elif number == signal.SIGINT:
             self._pressed = now
 

@@ -95,12 +95,12 @@ def find_and_check(world, out: Path, facts: dict, typed, steps: int) -> Checkpoi
     whole run. End the job with one line if the checkpoint belongs to another run.
     """
     checkpoint = find_checkpoint(world, out / "checkpoints")
-    text = "holds no checkpoint: the run begins"
+    text = "has no checkpoint: starting a new run"
     with world.together(UserError):
         if checkpoint:
             check_same_run(checkpoint, facts)
             changes = changed_settings(checkpoint, facts["settings"], typed, steps)
-            text = f"goes on from step {checkpoint.step}{changes and f'; {changes}'}"
+            text = f"continues from step {checkpoint.step}{changes and f'; {changes}'}"
             if checkpoint.step >= steps:
                 text = f"has made {checkpoint.step} steps of {steps}: nothing is left to do; --steps makes more"
                 if world.rank == 0:

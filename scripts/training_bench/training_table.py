@@ -70,8 +70,8 @@ def table(report: dict) -> str:
         differs = f"{one['loss_differs']:.1e}" if "loss_differs" in one else "-"
         seconds = [f"{one[key]:.3f}" for key in ("step_s", "compute_s", "exposed_s")]
         rows.append([name, *seconds, times, f"{one['losses'][-1]:.4f}", differs])
-    missing = [f"{name}: left out: {why}" for name, why in report["left_out"].items()]
-    least = f"least step, the longer of computing and exchange: {report['least_s']:.3f} s"
+    missing = [f"{name}: skipped: {why}" for name, why in report["left_out"].items()]
+    least = f"lower bound of a step, the longer of computing and exchange: {report['least_s']:.3f} s"
     return "\n".join([head(report), "", aligned(rows), "", least, *missing])
 
 
@@ -81,5 +81,6 @@ def head(report: dict) -> str:
     rate = report["link"]["bytes_per_s"]
     probed = "" if report["link"]["nominal"] else " as probed"
     links = f", links of {rate * 8 / 1e6:,.0f} Mbit/s{probed}" if rate else ""
-    took = f"median of {count_text(report['turns'], 'turn')} of {report['steps'] - 1} steps, after one of warm-up"
+    steps = count_text(report["steps"] - 1, "step")
+    took = f"median of {count_text(report['turns'], 'turn')} of {steps}, after one warm-up step"
     return f"{short_count(report['parameters'])} parameters, {report['tokens']:,} tokens a step, {place}{links}; {took}"

@@ -22,13 +22,13 @@ MISTAKES = {
     "no driver": ([], {"gpus": None}, "no GPU (cudaErrorInsufficientDriver"),
     "an old GPU": ([], {"capability": "75"}, "compute capability 7.5, expected 8.0"),
     "heads": (["--n-head", 2], {}, "heads of 32 channels, expected 64 or 128"),
-    "one GPU": ([], {"gpus": 1}, "ranks 0, 1 have one GPU on {host}, expected one each"),
+    "one GPU": ([], {"gpus": 1}, "ranks 0, 1 share one GPU on {host}, expected one each"),
     "no NCCL": (["--transport", "nccl"], {"nccl": False}, "--transport nccl: CuPy finds no libnccl.so.2: pip install"),
     "NCCL on one GPU": (["--transport", "nccl", "--share-gpus"], {"gpus": 1}, "start a rank for each GPU"),
     "not GPU-aware": (["--transport", "gpu-aware"], {"aware": False}, "--transport gpu-aware: this MPI says it is not"),
     "GPU-aware, it says": (["--transport", "gpu-aware"], {"proven": False}, "comes out wrong"),
     "overlap without NCCL": (["--overlap"], {"nccl": False}, "--strategy reduce-scatter (CuPy finds no libnccl.so.2):"),
-    "overlap through the host": (["--overlap", "--transport", "host"], {}, "with --transport host: its calls go on"),
+    "overlap through the host": (["--overlap", "--transport", "host"], {}, "with --transport host: its calls overlap"),
     "overlap by calls that block": (["--overlap", "--transport", "gpu-aware"], {}, "whose calls return when all is"),
     "overlap on cores": (["--overlap", "--backend", "numpy"], {}, "--strategy reduce-scatter with --backend numpy:"),
     "overlap by auto": (["--overlap", "--backend", "auto"], {"gpus": None}, "numpy (--backend cupy: no GPU"),
@@ -52,7 +52,7 @@ MISTAKES = {
         ["--strategy", "ring", "--transport", "host", "--n-layer", 12], {"free": 103 << 20}, "out of GPU memory",
     ),
     "memory for the model": (["--batch-size", 512], {"free": 50 << 20}, "lower --batch-size"),
-    "a model's ranks on one GPU": (["--tensor-parallel", 2, *TWO_HEADS], {"gpus": 1}, "ranks 0, 1 have one GPU on"),
+    "a model's ranks on one GPU": (["--tensor-parallel", 2, *TWO_HEADS], {"gpus": 1}, "ranks 0, 1 share one GPU on"),
     "overlap of a model's ranks over NCCL": (
         ["--tensor-parallel", 2, *TWO_HEADS, "--overlap", "--strategy", "ring", "--transport", "nccl"], {},
         "--overlap with --strategy ring over NCCL, where ranks share a model: sums",
@@ -196,7 +196,7 @@ def test_parts_that_no_kernel_can_read_are_refused():
     for parts in (1, 2, 4):
         for shard in model_shards((1,), parts):
             assert_aligned(Layout(config, 1, shard))
-    with pytest.raises(UserError, match=r"--tensor-parallel 3 cuts 1024 columns .* so that layer\.0\.fcproj_weight"):
+    with pytest.raises(UserError, match=r"--tensor-parallel 3 splits 1024 columns .* so that layer\.0\.fcproj_weight"):
         assert_aligned(Layout(config, 1, model_shards((1,), 3)[0]))
 
 

@@ -126,7 +126,7 @@ def test_ranks_that_drift_apart_are_named(comm, runs, monkeypatch, capsys):
 
     runs.run("healthy", "--check-replicas", 1, "--strategy", "zero-3")
     monkeypatch.setattr(ReplicaCheck, "after", drift)
-    says = f"hold other parameters than the rest: rank 1 on {runs.world.host}: go on with --resume"
+    says = f"hold different parameters from the rest: rank 1 on {runs.world.host}: use --resume on other nodes"
     text = ends_with(runs, capsys, "between", "--check-replicas", 4, "--checkpoint-every", 2, "--strategy", "allreduce")
     assert text.startswith(f"error: after step 4 these {says}")
     assert kept(runs, "between") == ["step-00000002"]
@@ -151,7 +151,7 @@ def test_of_two_nobody_knows_which_is_right(comm, runs, monkeypatch, capsys):
     text, host = ends_with(runs, capsys, "run", "--check-replicas", 3, "--strategy", "ring"), runs.world.host
     assert text.startswith(
         "error: after step 3 these hold different parameters, and nobody can tell which are right: "
-        f"rank 0 on {host}; rank 1 on {host}: go on with --resume"
+        f"rank 0 on {host}; rank 1 on {host}: use --resume on other nodes"
     )
 
 

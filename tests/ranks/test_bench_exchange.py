@@ -211,8 +211,8 @@ def test_a_bench_that_is_cut_short_leaves_what_it_measured(tmp_path):
 
 MISTAKES = [
     (["--strategies", "fastest"], "no contender 'fastest', expected all, or some of reduce-bcast"),
-    (["--bytes", "8MB,pear"], "'8MB,pear' is no list of sizes"),
-    (["--bytes", "0"], "'0' is no list of sizes"),
+    (["--bytes", "8MB,pear"], "'8MB,pear' is not a list of sizes"),
+    (["--bytes", "0"], "'0' is not a list of sizes"),
     (["--repeat", "0"], "'0' rounds, expected 1 or more"),
     (["--link", "4pears"], "'4pears' is no rate"),
     (["--link", "400mbit"], "--link with all ranks on one node"),

@@ -40,7 +40,7 @@ def test_minutes_end_a_run_with_a_checkpoint_and_it_goes_on(comm, shared_path, c
     assert (run / "summary.json").exists()
     if world.rank == 0:
         printed = capsys.readouterr().out
-        assert f"--minutes ended the run after step {last}: go on with it by --out {run} --resume" in printed
+        assert f"--minutes ended the run after step {last}: continue it with --out {run} --resume" in printed
     train(world, run, "--steps", last + 3, *flags[:-2], "--resume", code=0)
     assert [line["step"] for line in log(run)] == [*range(1, last + 4)]
 

@@ -386,11 +386,11 @@ BAD_FLAGS = {
     "stride": (["model.bin", "--text", "text.txt", "--stride", "41"], "--stride is 41, expected at most --seq-len, 40"),
     "GPT-2's tokens for a model of bytes": (
         ["run", "--hellaswag", "choices.bin"],
-        "choices.bin: tokens of the tokenizer gpt2, expected the model's, bytes",
+        "choices.bin: tokens made with tokenizer gpt2, expected the model's, bytes",
     ),
     "tokens of another tokenizer": (
         ["run", "--val-data", "gpt2/*.bin"],
-        "gpt2/*.bin: tokens of the tokenizer gpt2, expected the model's, bytes",
+        "gpt2/*.bin: tokens made with tokenizer gpt2, expected the model's, bytes",
     ),
 }
 

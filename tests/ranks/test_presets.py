@@ -81,11 +81,11 @@ def test_without_a_preset_the_batch_is_each_ranks_own():
 @pytest.mark.parametrize(
     ("flags", "ranks", "message"),
     [
-        (FINEWEB, 3, "takes 524288 tokens a step, 512 sequences, which 3 ranks that compute do not divide: start a"),
-        (SHAKESPEARE, 5, "takes 768 tokens a step, 12 sequences, which 5 ranks"),
-        (f"{FINEWEB} --batch-size 48", 8, "64 sequences for each rank, which --batch-size 48 does not divide"),
-        (f"{FINEWEB} --grad-accum 3", 8, "64 sequences for each rank, which --grad-accum 3 does not divide"),
-        (f"{FINEWEB} --seq-len 1000", 8, "which sequences of 1000 do not divide: choose another --seq-len"),
+        (FINEWEB, 3, "takes 524288 tokens a step, 512 sequences, not divisible among 3 computing ranks: start a"),
+        (SHAKESPEARE, 5, "takes 768 tokens a step, 12 sequences, not divisible among 5"),
+        (f"{FINEWEB} --batch-size 48", 8, "64 sequences for each rank, not divisible by --batch-size 48"),
+        (f"{FINEWEB} --grad-accum 3", 8, "64 sequences for each rank, not divisible by --grad-accum 3"),
+        (f"{FINEWEB} --seq-len 1000", 8, "not divisible into sequences of 1000: choose another --seq-len"),
         (f"{FINEWEB} --batch-size 0", 8, "--batch-size is 0, expected a number of at least 1"),
         ("--preset llmc-fineweb-124M --train-data a", 8, "without --val-data, expected FineWeb's fineweb_val_*.bin"),
         ("--preset nanogpt-shakespeare", 2, "without --text, expected tinyshakespeare.txt: add --text PATH"),

@@ -216,7 +216,7 @@ def test_a_longer_run_keeps_its_learning_rates_or_is_asked(comm, runs, capsys):
     runs.run("run", "--resume", "--steps", 9, "--lr-steps", 6)  # as a job that is queued again: nothing is left to do
     runs.run("run", "--resume", "--steps", 12, "--lr-steps", 12)
     said = capsys.readouterr().out
-    assert comm.rank or "goes on from step 9; changed: lr-steps 12 (before 6); the learning rate of step 10 is" in said
+    assert comm.rank or "continues from step 9; changed: lr-steps 12 (before 6); the learning rate of step 10" in said
     short, long = (LearningRateSchedule("cosine", 1e-2, 1e-3, 1, steps) for steps in (6, 12))
     expected = [short.at(step) for step in range(1, 10)] + [long.at(step) for step in range(10, 13)]
     assert [line["lr"] for line in log(run)] == pytest.approx(expected, rel=1e-12)
@@ -312,7 +312,7 @@ def test_a_damaged_checkpoint_is_passed_over(comm, runs, capsys):
     np.testing.assert_array_equal(again, curve)
     assert model_again == model
     captured = capsys.readouterr()
-    assert comm.rank or ("does not have its checksum" in captured.err and "goes on from step 3" in captured.out)
+    assert comm.rank or ("does not have its checksum" in captured.err and "continues from step 3" in captured.out)
     if comm.rank == 0:
         for path in (runs.folder / "run" / "checkpoints").glob("*/rank-00000.safetensors"):
             path.write_bytes(path.read_bytes()[:-1])

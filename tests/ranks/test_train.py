@@ -238,7 +238,7 @@ def write_model_header(path, *numbers):
 
 MISTAKES = {
     "unknown strategy": (["--strategy", "fastest"], "invalid choice: 'fastest'"),
-    "unknown flag": (["--batchsize", "3"], "--batchsize is no flag: did you mean --batch-size?"),
+    "unknown flag": (["--batchsize", "3"], "--batchsize is not a flag: did you mean --batch-size?"),
     "heads": (["--n-head", "3"], "3 heads do not divide 16 channels"),
     "no heads": (["--n-head", "0"], "--n-head is 0"),
     "batch of none": (["--batch-size", "0"], "--batch-size is 0"),

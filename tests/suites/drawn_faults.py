@@ -5,7 +5,7 @@
 
 3 to 8 virtual hosts under this Python's MPI, ports of 15 to 400 Mbit/s that pass 32 KiB to 2 MiB at once after a pause,
 one or two ranks a host, one of three strategies and two models; nothing wrong in four of ten, else one fault: a port
-that is slow in, out or both, a rank that computes at half the speed, a rank whose batches come late. --model gpt2:
+that is slow in, out or both, a rank that computes at half speed, a rank whose batches arrive late. --model gpt2:
 9 ranks on 5 hosts train 12 layers and GPT-2's vocabulary, narrow enough for a step of about a second.
 
 Drawn again is what could show nothing: a fault that a step would not notice, a step of many seconds. Right is the

@@ -199,7 +199,7 @@ class Suite:
             except subprocess.TimeoutExpired:
                 code = None
         text = output.read_text()
-        at = re.search(r"goes on from step (\d+)", text)
+        at = re.search(r"continues from step (\d+)", text)
         return {
             "resumed_code": code, "resumed_from": int(at[1]) if at else 0, "resumed_message": message(output),
             "same": code == 0 and curve(run) == expected, "left_over": half_written(run),

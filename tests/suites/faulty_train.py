@@ -2,7 +2,7 @@
 
     mpirun -n 5 python tests/suites/faulty_train.py slow-rank:3 --steps 40 --out runs/slow
 
-slow-rank:R        rank R computes at half the speed
+slow-rank:R        rank R computes at half speed
 starved-rank:R     each batch comes 0.2 s late to rank R
 stalling-rank:R    rank R stands still for a second, once in 20 steps
 small-messages     gradients are exchanged tensor by tensor, in as many calls as a large model has tensors

@@ -1,4 +1,4 @@
-"""Draw docs/figures/pipeline.png: four stages and eight micro-steps under both schedules, as a timeline shows them.
+"""Draw docs/figures/pipeline.png: four stages and eight microbatches under both schedules, as a timeline shows them.
 
 python tests/suites/pipeline_figure.py [FILE]
 
@@ -17,7 +17,7 @@ from traces.plots.lanes import LANE_INCHES, draw_lanes, label_lanes, lanes_of, n
 from traces.verdict.summary import measure_runs
 
 FIGURE = Path(__file__).parents[2] / "docs" / "figures" / "pipeline.png"
-SCHEDULES = {"1f1b": "1f1b: a backward as soon as it can be", "gpipe": "gpipe: all forwards first"}
+SCHEDULES = {"1f1b": "1f1b: each backward as soon as possible", "gpipe": "gpipe: all forwards first"}
 
 
 def main(path: Path) -> None:
@@ -26,8 +26,8 @@ def main(path: Path) -> None:
     measured = measure_runs(runs, own_schedule)
     lanes = [lanes_of(one, one.times.representative(), 1) for one in measured]
     title = (
-        "The pipeline's bubble is the same, what is held is not",
-        "4 stages, 8 micro-steps: 3/11 of the step is bubble",
+        "Both schedules have the same bubble, but 1F1B holds fewer activations",
+        "4 stages, 8 microbatches: the bubble is 3/11 of the step",
     )
     inches = 2 * 4 * LANE_INCHES + 1.2
     with look.page(9, inches, *title, look.legend_handles(set().union(*(one.parts for one in lanes))), []) as figure:

@@ -57,7 +57,7 @@ def test_two_strategies_with_two_seeds(tmp_path):
     *_, one, other, _, headline, inexact, picture = first.stdout.splitlines()
     assert (one.split()[0], other.split()[0]) == ("ring/wire=bfloat16", "lossy.py")
     assert " reach" in headline
-    assert inexact == "not the weights of the exact strategies, so compare the losses too: lossy.py"
+    assert inexact == "approximate, so compare the losses too: lossy.py"
     assert (tmp_path / picture.removeprefix("picture: ")).stat().st_size > 10_000
 
     summary = tmp_path / "out" / "lossy.py-seed-4" / "summary.json"

@@ -104,9 +104,9 @@ def test_a_rank_that_raises_and_one_that_lacks_a_package():
     assert result.returncode == 1
     assert [facts["place"]["rank"] for facts in report["ranks"]] == [0, 1, 2]
     said = {finding["about"]: finding for finding in report["findings"]}
-    assert "memory could not be looked at on rank 1 on" in said["memory"]["text"]
+    assert "memory could not be checked on rank 1 on" in said["memory"]["text"]
     assert "a broken /proc" in said["memory"]["text"]
-    assert "packages could not be looked at on rank 2 on" in said["packages"]["text"]
+    assert "packages could not be checked on rank 2 on" in said["packages"]["text"]
     assert said["packages"]["severity"] == "will fail"
     assert said["launch"]["text"].startswith("3 ranks, expected 4")
     assert not any("speed" in facts for facts in report["ranks"])

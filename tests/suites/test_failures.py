@@ -100,7 +100,7 @@ def goes_on_as(undisturbed: Path, start, run: Path, from_step: int) -> None:
     """Resumed, it ends with the same bits; and what had been half written is gone."""
     job = start(run)
     assert job.ends() == 0, job.says("")
-    assert job.says(rf"goes on from step {from_step}\b")
+    assert job.says(rf"continues from step {from_step}\b")
     is_same(undisturbed, run)
 
 

@@ -183,7 +183,7 @@ def test_near_the_limit_a_job_goes_on_in_its_next_start(jobs):
     for run, job in started.items():
         facts = jobs.wait_for_end(job)
         assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), jobs.told(job)
-        assert ("goes on from step" in jobs.told(job)) == (run != "undisturbed")
+        assert ("continues from step" in jobs.told(job)) == (run != "undisturbed")
     expected = jobs.losses("undisturbed")
     assert [step for step, _ in expected] == list(range(1, STEPS + 1))
     assert jobs.losses("srun") == expected

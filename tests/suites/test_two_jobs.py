@@ -120,7 +120,7 @@ def test_after_a_kill_the_next_start_goes_on_at_once(jobs):
     assert wait_until(lambda: last_step(jobs.run) > last, TIME_LIMIT_S), jobs.said(second)
     assert f"taken over from {lock}: it has ended" in jobs.said(second)
     assert "watching" not in jobs.said(second)
-    assert f"goes on from step {newest}\n" in jobs.said(second)
+    assert f"continues from step {newest}\n" in jobs.said(second)
     assert not (jobs.run / "summary.json").exists(), "it would say that all steps are done"
 
 

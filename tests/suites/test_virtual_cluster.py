@@ -215,7 +215,7 @@ def test_two_clusters_at_once():
 CLUSTER, LIMITED = "run --nodes 2 --ranks 3", "run --nodes 2 --ranks 2 --rate 1gbit"
 MISTAKES = [
     (virtual_cluster, f"{CLUSTER} --rate 4pears", "'4pears' is no rate"),
-    (virtual_cluster, f"{CLUSTER} --rate 0mbit", "'0mbit' is no rate: expected 1kbit or more"),
+    (virtual_cluster, f"{CLUSTER} --rate 0mbit", "'0mbit' is not a rate: expected 1kbit or more"),
     (virtual_cluster, f"{CLUSTER} --rate 900000tbit", "the kernel refuses the rate 900000tbit: "),
     (virtual_cluster, f"{CLUSTER} --rate 1mbit --slow node2:1mbit",
      "--slow node2:1mbit: no host 'node2', they are node0 to node1"),
@@ -226,11 +226,11 @@ MISTAKES = [
     (virtual_cluster, f"{CLUSTER} --rate 1mbit --delay pear", "--delay pear: "),
     (virtual_cluster, f"{CLUSTER} --rate 1mbit --nodes 251", "--nodes 251: expected 1 to 250"),
     (virtual_cluster, f"{LIMITED} --memory-per-host 12Q",
-     "--memory-per-host: '12Q' is no size: expected one, like 512KiB or 600MB"),
+     "--memory-per-host: '12Q' is not a size: expected one, like 512KiB or 600MB"),
     (virtual_cluster, f"{LIMITED} --memory-per-host 600",
-     "--memory-per-host: '600' is no memory for a host: expected 16MB or more"),
+     "--memory-per-host: '600' is not a memory limit: expected 16MB or more"),
     (virtual_cluster, f"{LIMITED} --cores-per-host many",
-     "--cores-per-host: 'many' is no number of cores: expected 0.01 to 4096"),
+     "--cores-per-host: 'many' is not a number of cores: expected 0.01 to 4096"),
 ]  # fmt: skip
 SLURM_MISTAKES = [
     (virtual_slurm, "run --nodes 0", "--nodes 0: expected 1 to 250"),

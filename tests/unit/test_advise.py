@@ -92,7 +92,7 @@ def test_an_own_operation_changes_what_mpich_sends():
     result = run("--from-run", "nowhere", "--op", "own")
     assert (result.returncode, "--from-run knows --op from the run" in result.stderr) == (2, True)
     result = run(*CASE, "--op", "mpi", "--wire", "bfloat16")
-    assert (result.returncode, "which MPI cannot add: leave --op out" in result.stderr) == (2, True)
+    assert (result.returncode, "which MPI cannot sum: leave --op out" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
@@ -147,10 +147,10 @@ def test_factors_of_a_models_matrices():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (["--link", "fast"], "'fast' is no rate"),
-        (["--latency", "soon"], "'soon' is no time"),
-        (["--parameters", "124X"], "'124X' is no count"),
-        (["--parameters", "0"], "'0' is no count"),
+        (["--link", "fast"], "'fast' is not a rate"),
+        (["--latency", "soon"], "'soon' is not a time"),
+        (["--parameters", "124X"], "'124X' is not a count"),
+        (["--parameters", "0"], "'0' is not a count"),
         (["--compute-ms", "-1"], "expected 0 or more"),
         (["--compute-ms", "nan"], "expected 0 or more"),
         (["--ranks", "12"], "expected 9 to 10 ranks"),

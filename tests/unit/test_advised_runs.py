@@ -107,7 +107,7 @@ def test_a_run_that_does_not_say_its_shape_is_one_line(tmp_path):
     folder = rewrite(copies_run(tmp_path / "run", RING_MS), parameters=1000)
     result = run("--from-run", str(folder), "--global-batch", "8")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert "does not say the shape of its model, or of its batches: describe them with --model" in result.stderr
+    assert "lacks the shape of its model or batches: describe them with --model" in result.stderr
     result = run("--from-run", str(folder), "--global-batch", "8", "--seq-len", "8")
     assert "--from-run knows --seq-len from the run" in result.stderr
 
@@ -165,10 +165,10 @@ def test_what_copies_exchange_comes_on_top(tmp_path):
     [
         (lambda folder: (folder / "traces" / "rank-00002.trace").unlink(), "3 of 4 ranks left traces"),
         (lambda folder: rewrite(folder, links=[]), "the links of its nodes"),
-        (lambda folder: rewrite(folder, parameters=1000), "does not say the shape of its model"),
+        (lambda folder: rewrite(folder, parameters=1000), "lacks the shape of its model"),
         (
             lambda folder: rewrite(folder, {"batch_size": None}),
-            "does not say the shape of its model, or of its batches",
+            "lacks the shape of its model or batches",
         ),
         (
             lambda folder: rewrite(folder, {"pipeline_layers": "6,6"}),

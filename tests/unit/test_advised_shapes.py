@@ -281,7 +281,7 @@ def test_flags_are_train_py_s():
 
 
 def test_no_shape_is_one_line():
-    with pytest.raises(ValueError, match="5 ranks make no number of replicas that divides the 2 micro-steps"):
+    with pytest.raises(ValueError, match="5 ranks allow no number of replicas that divides the 2 microbatches"):
         advise_shapes(workload(TINY, 2), cluster([0, 1, 2, 3, 4]), "mpich")
 
 
@@ -304,14 +304,14 @@ def test_the_program_prints_it():
         (["--batch-size", "0"], "--batch-size 0: expected a number from 1"),
         (["--batch-size", "3"], "--global-batch 16 with --batch-size 3, expected a multiple of it"),
         (["--seq-len", "65"], "--seq-len 65: expected a number from 1 to 64"),
-        (["--memory", "much"], "'much' is no size: expected one"),
+        (["--memory", "much"], "'much' is not a size: expected one"),
         (["--parameters", "2M"], "--parameters or --layers with --global-batch"),
         (["--layers", "2"], "--parameters or --layers with --global-batch"),
         (["--grad-accum", "2"], "--grad-accum with --global-batch"),
         (["--from-run", "nowhere"], "--from-run knows --model"),
         (
             ["--nodes", "7", "--ranks-per-node", "1"],
-            "7 ranks make no number of replicas that divides the 4 micro-steps",
+            "7 ranks allow no number of replicas that divides the 4 microbatches",
         ),
     ],
 )

@@ -42,7 +42,7 @@ def test_a_longer_run_does_not_raise_the_rate_unasked():
     rate = LearningRateSchedule("cosine", 1e-3, 1e-4, 10, 2000).at(1001)
     assert line.startswith("run/checkpoints/step-00001000: made with --lr-steps 1000, this run has --lr-steps 2000")
     assert f"the learning rate of step 1001 is {rate:.3g}, before 0.0001" in line
-    assert line.endswith("add --lr-steps 1000 to go on as before, or --lr-steps 2000 if the change is meant")
+    assert line.endswith("add --lr-steps 1000 to continue as before, or --lr-steps 2000 if you intend the change")
     # Both ways that it offers are taken.
     assert go_on("--steps 2000 --warmup 10 --lr-steps 1000") == ""
     said = go_on("--steps 2000 --warmup 10 --lr-steps 2000")
@@ -59,7 +59,7 @@ def test_a_run_that_was_stopped_early_goes_on_with_its_plan():
     plan = "--steps 100 --lr-steps 1000 --warmup 10"
     assert go_on("--steps 1000 --warmup 10", 100, plan) == ""
     assert go_on("--steps 200 --lr-steps 1000 --warmup 10", 100, plan) == ""
-    assert "--lr-steps 1000 to go on as before" in refusal("--steps 200 --warmup 10", 100, plan)
+    assert "--lr-steps 1000 to continue as before" in refusal("--steps 200 --warmup 10", 100, plan)
 
 
 def test_what_is_left_out_is_asked_for():
@@ -69,7 +69,7 @@ def test_what_is_left_out_is_asked_for():
     before = "--schedule linear --lr 0.0006 --min-lr 0.0 --weight-decay 0.2"
     own = "--schedule cosine --lr 0.001 --min-lr 0.0001 --weight-decay 0.1"
     assert f"made with {before}, this run has {own}" in line
-    assert f"add {before} to go on as before, or {own} if" in line
+    assert f"add {before} to continue as before, or {own} if" in line
     assert go_on(f"{FIRST} {before}", 500, first) == ""
     assert go_on(f"{FIRST} {own}", 500, first).startswith("changed: schedule cosine (before linear), lr 0.001 (before ")
 
@@ -111,7 +111,7 @@ def test_where_the_rate_does_not_jump_a_longer_schedule_is_said():
     said = go_on("--steps 2000 --warmup 10", 5)
     assert said == "changed: lr-steps 2000 (before 1000); the learning rate of step 6 is 0.0006, before 0.0006"
     assert go_on("--steps 2000 --schedule wsd", 799, "--steps 1000 --schedule wsd").startswith("changed: lr-steps 2000")
-    assert "--lr-steps 1000 to go on" in refusal("--steps 2000 --schedule wsd", 801, "--steps 1000 --schedule wsd")
+    assert "--lr-steps 1000 to continue" in refusal("--steps 2000 --schedule wsd", 801, "--steps 1000 --schedule wsd")
 
 
 def test_a_floor_of_its_own_is_not_lost_with_another_rate():

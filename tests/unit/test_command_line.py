@@ -29,16 +29,16 @@ def mistake(capsys, parse, words) -> str:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--batchsize", "4"], "--batchsize is no flag: did you mean --batch-size?"),
-        (["--grad_accum=4"], "--grad_accum=4 is no flag: did you mean --grad-accum?"),
-        (["-steps", "4"], "-steps is no flag: did you mean --steps?"),
-        (["\N{EN DASH}steps", "4"], "\N{EN DASH}steps is no flag: did you mean --steps?"),
-        (["--learning_rate", "1"], "--learning_rate is no flag: did you mean --lr?"),
-        (["--step", "4"], "--step is no flag: did you mean --steps?"),
-        (["--zzz"], "--zzz is no flag (see"),
-        (["-n", "4"], "-n is no flag (see"),
-        (["--" + 70 * "z"], "zz... is no flag (see"),
-        (["--train-data", "a.bin", "b.bin"], "'b.bin' stands where a flag is expected; a glob needs quotes (see"),
+        (["--batchsize", "4"], "--batchsize is not a flag: did you mean --batch-size?"),
+        (["--grad_accum=4"], "--grad_accum=4 is not a flag: did you mean --grad-accum?"),
+        (["-steps", "4"], "-steps is not a flag: did you mean --steps?"),
+        (["\N{EN DASH}steps", "4"], "\N{EN DASH}steps is not a flag: did you mean --steps?"),
+        (["--learning_rate", "1"], "--learning_rate is not a flag: did you mean --lr?"),
+        (["--step", "4"], "--step is not a flag: did you mean --steps?"),
+        (["--zzz"], "--zzz is not a flag (see"),
+        (["-n", "4"], "-n is not a flag (see"),
+        (["--" + 70 * "z"], "zz... is not a flag (see"),
+        (["--train-data", "a.bin", "b.bin"], "'b.bin' was given where a flag is expected; a glob needs quotes (see"),
         (["--model", "gpt3"], "argument --model: invalid choice: 'gpt3'"),
         (["--strategy", "a folder/my own.py"], "'a folder/my own.py', expected a name without spaces or $, or"),
     ],
@@ -63,15 +63,15 @@ def test_nothing_is_called_by_a_name_that_a_program_lacks(capsys):
     parser = Parser("what it does", prog="it")
     parser.add_argument("--out")
     said = mistake(capsys, parser.parse_args, ["--learning-rate", "1"])
-    assert said == "it: error: --learning-rate is no flag (see it --help)\n"
+    assert said == "it: error: --learning-rate is not a flag (see it --help)\n"
 
 
 def test_a_flag_that_is_missing_may_be_misspelt(capsys):
     said = mistake(capsys, export.parse, ["run", "--fromat", "llmc", "--out", "a"])
-    assert "--fromat is no flag: did you mean --format?" in said
+    assert "--fromat is not a flag: did you mean --format?" in said
     assert "--format, --out are missing (see" in mistake(capsys, export.parse, ["run"])
     said = mistake(capsys, watch.parse, ["--evry", "3"])
-    assert "--evry is no flag: did you mean --every?" in said
+    assert "--evry is not a flag: did you mean --every?" in said
 
 
 def test_one_process_of_a_job_speaks(capsys, monkeypatch):
@@ -89,9 +89,9 @@ def test_one_process_of_a_job_speaks(capsys, monkeypatch):
 def test_a_subcommand_knows_its_flags(capsys):
     parse = virtual_cluster.parser().parse_args
     needed = ["run", "--nodes", "1", "--rate", "1gbit", "--ranks", "1"]
-    assert "--burts is no flag: did you mean --burst?" in mistake(capsys, parse, [*needed, "--burts", "1"])
+    assert "--burts is not a flag: did you mean --burst?" in mistake(capsys, parse, [*needed, "--burts", "1"])
     said = mistake(capsys, parse, [*needed, "python"])
-    assert "'python' stands where a flag is expected; a command comes after --" in said
+    assert "'python' was given where a flag is expected; a command comes after --" in said
 
 
 def test_where_a_run_is_missing_the_newest_one_is_named(tmp_path, monkeypatch, capsys):

@@ -173,7 +173,7 @@ def test_a_runs_blas_is_named():
 def test_faults_are_counted_by_case(make):
     text, commands = make("faults")
     assert "| nothing | 1 of 2 | `none`: all is well |\n\n1 of 2. `sudo python" in text
-    assert text.endswith("Made on some CPU, 2 cores, numpy 2.")
+    assert text.endswith("Measured on some CPU, 2 cores, numpy 2.")
     assert "fault_suite.py --out" in commands[0]
     make("model_faults")
     asked = [name for command in commands for name in command.split("--cases ")[1].split(",")]

@@ -25,9 +25,9 @@ CASES = {
     "lost": [(change("lost", "a world of 1 rank, but 4 started; use --mpi=pmix"), FAIL, "but 4 started", "--mpi=pmix")],
     "no_mpi": [(error("MPI", "RuntimeError: cannot load MPI library", 2), FAIL, "rank 2 on node1: Run", "module")],
     "unreadable": [
-        (error("BLAS", "ImportError: libblas.so", 3), FAIL, "BLAS could not be looked at on rank 3 on node1", "pip"),
+        (error("BLAS", "ImportError: libblas.so", 3), FAIL, "BLAS could not be checked on rank 3 on node1", "pip"),
         (error("packages", "ModuleNotFoundError: numba", *NODE_1), FAIL, "ranks 2-3 on node1: Mo", "pip"),
-        (error("GPUs", "ValueError: 7", 0), NOTE, "GPUs could not be looked at on rank 0 on node0: Va", "alone"),
+        (error("GPUs", "ValueError: 7", 0), NOTE, "GPUs could not be checked on rank 0 on node0: Va", "alone"),
     ],
     "different_versions": [
         (change("software/source", "89abcdef", 2), FAIL, "this project differs between nodes: 01234567 on", "one copy"),
@@ -61,7 +61,7 @@ CASES = {
         (change("cores/variables", {"OMP_NUM_THREADS": "1"}), SLOW, "is 1, and ranks 0-7 on node0", "OMP_NUM_THREADS=4")
     ],
     "slow_ranks": [
-        (change("speed", 45e9, 5), SLOW, "rank 5 on node2 make matrix products at 50% of the others' rate", "top"),
+        (change("speed", 45e9, 5), SLOW, "rank 5 on node2 compute matrix products at 50% of the others' rate", "top"),
     ],
     "too_little_memory": [
         (change("memory/limit", GB // 4, *NODE_1), FAIL, "on node1 before activations, 250 MB are free", "--mem=0"),
@@ -98,11 +98,11 @@ CASES = {
          FAIL, "node1 has GPUs, and CuPy finds none: none is visible", "CUDA_VISIBLE_DEVICES is '': ask"),
     ],
     "shared": [(changes(change("own GPU/id", "0000:00", 3), change("GPUs/listed", [{"driver": "580.1"}], 2)), FAIL,
-                "ranks 2-3 have one GPU on node1", "--share-gpus")],
+                "ranks 2-3 share one GPU on node1", "--share-gpus")],
     "driver_too_old": [
-        (change("own GPU/driver_cuda", 12040, *NODE_1), FAIL, "driver on node1 is of CUDA 12, and CuPy", "cuda12"),
+        (change("own GPU/driver_cuda", 12040, *NODE_1), FAIL, "driver on node1 is for CUDA 12, CuPy", "cuda12"),
         (changes(change("own GPU/driver_cuda", 12040), change("own GPU/runtime_cuda", 12040)), FAIL,
-         "is of CUDA 12, and CuPy or cuBLAS of CUDA 13", "cuda12"),
+         "is for CUDA 12, CuPy or cuBLAS for CUDA 13", "cuda12"),
         (change("own GPU", NO_GPU | {"driver_cuda": 12080, "runtime_cuda": 13000}, *NODE_1), FAIL, "CUDA 12", ""),
     ],
     "slowed": [

@@ -78,4 +78,4 @@ def test_the_page_has_every_miss():
     lines = block.splitlines()
     assert lines[2:4] == ["| a slow port, in | 1 of 1 |", "| nothing | 1 of 2 |"]
     assert lines[5] == "MPICH: 2 of 3 runs right; of 2 healthy ones 1 accused. Seed 7."
-    assert lines[6:] == ["- missed: nothing, `a verdict`", "", "Made on P, 2 cores, M."]
+    assert lines[6:] == ["- missed: nothing, `a verdict`", "", "Measured on P, 2 cores, M."]

@@ -60,6 +60,6 @@ def test_a_disk_that_cannot_be_written_ends_no_measurement(clock, tmp_path, caps
     for _ in range(3):
         clock[0] += 10
         file.keep({})
-    assert capsys.readouterr().err.count("measuring goes on") == 1
+    assert capsys.readouterr().err.count("measuring continues") == 1
     with pytest.raises(UserError):
         file.write({})

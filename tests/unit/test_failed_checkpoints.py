@@ -31,8 +31,8 @@ def without_room():
 
 
 FAULTS = {
-    "fsync": (files.os, "fsync", failing(LOST), "{}: Input/output error: free some space, or see to the disk"),
-    "write": (checkpoint_files, "new_file", failing(FULL), "{}: No space left on device: free some space, or see"),
+    "fsync": (files.os, "fsync", failing(LOST), "{}: Input/output error: free some space, or check the disk"),
+    "write": (checkpoint_files, "new_file", failing(FULL), "{}: No space left on device: free some space, or check"),
     "part": (checkpoint_files, "write_part", failing(ValueError("odd")), "ValueError: odd"),
     "memory": (checkpoint_files, "write_part", failing(MemoryError()), "no memory left for a copy of the state: "),
     "copy": (checkpointing, "np", without_room(), "no memory left for a copy of the state: use more nodes"),
@@ -96,7 +96,7 @@ def test_an_old_one_that_stays_is_no_failure(run, capsys, monkeypatch):
         run.save(2)
     said = capsys.readouterr().err
     assert said == (
-        "rank 0 on cn0: an old checkpoint was not removed: x: Permission denied: free some space, or see to the disk\n"
+        "rank 0 on cn0: an old checkpoint was not removed: x: Permission denied: free some space, or check the disk\n"
     )
     assert checkpoints.newest_first(run.folder)[0].name == "step-00000002"
     run.checkpoints.leave_last(6, None)

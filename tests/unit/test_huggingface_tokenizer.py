@@ -127,7 +127,7 @@ def test_another_tokenizer_is_neither_used_nor_exported(tmp_path):
     vocabulary = described["model"]["vocab"]
     vocabulary["A"], vocabulary["B"] = vocabulary["B"], vocabulary["A"]
     (folder / "tokenizer.json").write_text(json.dumps(described))
-    with pytest.raises(UserError, match=r"model\.safetensors: its tokenizer is another one, expected gpt2 or bytes"):
+    with pytest.raises(UserError, match=r"model\.safetensors: its tokenizer is unknown, expected gpt2 or bytes"):
         choose_tokenizer(None, folder / "model.safetensors", 256)
     assert choose_tokenizer("bytes", folder, 256).name == "bytes"
     assert choose_tokenizer(None, folder / "other.bin", 256).name == "bytes", "llm.c has none beside its files"

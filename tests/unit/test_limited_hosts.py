@@ -118,11 +118,11 @@ def test_flags():
     assert read_limits("0.4", "600MB") == BOTH
     assert read_limits("2", None) == Limits(cores=2.0)
     assert read_limits(None, "1GiB") == Limits(memory=2**30)
-    with pytest.raises(UnitError, match=r"^--cores-per-host: '0' is no number of cores: expected 0.01 to 4096"):
+    with pytest.raises(UnitError, match=r"^--cores-per-host: '0' is not a number of cores: expected 0.01 to 4096"):
         read_limits("0", None)
-    with pytest.raises(UnitError, match=r"^--memory-per-host: '12Q' is no size: expected one, like 512KiB or 600MB"):
+    with pytest.raises(UnitError, match=r"^--memory-per-host: '12Q' is not a size: expected one, like 512KiB or 600MB"):
         read_limits("0.4", "12Q")
-    with pytest.raises(UnitError, match=r"^--memory-per-host: '600' is no memory for a host: expected 16MB or more"):
+    with pytest.raises(UnitError, match=r"^--memory-per-host: '600' is not a memory limit: expected 16MB or more"):
         read_limits("0.4", "600")
 
 

@@ -36,7 +36,7 @@ def completed(flags: str, ranks: int):
         ("--tensor-parallel 0", 1, "--tensor-parallel is 0, expected a number of at least 1"),
         ("--pipeline-parallel -1", 1, "--pipeline-parallel is -1, expected"),
         ("--pipeline-parallel 2 --pipeline-layers 4", 2, "--pipeline-layers 4 has 1 stages, expected 2"),
-        ("--pipeline-parallel 2 --pipeline-layers 3,2", 2, "--pipeline-layers 3,2 come to 5, expected the model's 4"),
+        ("--pipeline-parallel 2 --pipeline-layers 3,2", 2, "--pipeline-layers 3,2 add up to 5, expected the model's 4"),
         ("--pipeline-parallel 2 --pipeline-layers 0,4", 2, "--pipeline-layers 0,4 leaves a stage empty"),
         ("--pipeline-parallel 2 --tensor-parallel 2 --pipeline-layers 4,0", 4, "leaves a stage empty"),
         ("--pipeline-layers 4,0", 1, "--pipeline-layers 4,0 has 2 stages, expected 1"),

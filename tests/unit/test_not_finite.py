@@ -137,7 +137,7 @@ def test_what_is_no_number_any_more_ends_the_run(capsys):
 
 def test_who_differs():
     assert who_differs([5, 5, 5, 5], PLACES) is None
-    others = "these hold other parameters than the rest: "
+    others = "these hold different parameters from the rest: "
     assert who_differs([5, 6, 5], PLACES[:3]) == f"{others}rank 1 on cn1"
     assert who_differs([6, 5, 5], PLACES[:3]) == f"{others}rank 0 on cn0"
     assert who_differs([5, 5, 6, None], PLACES) == f"{others}rank 2 on cn2", "one looks at another's copy"

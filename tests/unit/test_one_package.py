@@ -69,9 +69,9 @@ def test_a_wheel_s_files_move_into_one_package():
     ("words", "says"),
     [
         ([], "a command is missing"),
-        (["trian", "--steps", "3"], "'trian' is no command: did you mean train?"),
-        (["bench"], "'bench' is no command"),
-        (["xyz"], "'xyz' is no command (see"),
+        (["trian", "--steps", "3"], "'trian' is not a command: did you mean train?"),
+        (["bench"], "'bench' is not a command"),
+        (["xyz"], "'xyz' is not a command (see"),
     ],
 )
 def test_what_is_no_command_is_one_line(words, says, monkeypatch, capsys):

@@ -56,7 +56,7 @@ def test_auto_never_takes_them(thin, device, tmp_path):
     assert all(kind.traits.same_weights for kind in candidates("auto", device).values())
     file = tmp_path / "thin.py"
     file.write_text(TENTH)
-    with pytest.raises(UserError, match="gives other weights"):
+    with pytest.raises(UserError, match="is approximate"):
         candidates(f"auto:{file}", device)
 
 
@@ -70,10 +70,10 @@ def test_the_table_marks_them_and_the_advice_begins_with_another():
     assert "thin" not in first
     times = min(row["step_overlapped_s"] or row["step_s"] for row in rows[1:]) / rows[0]["step_overlapped_s"]
     assert float(second.split()[0]) == pytest.approx(times, rel=0.05)
-    assert "only a trial tells how much loss that costs" in second
+    assert "only a trial shows how much loss that costs" in second
     lines = advise.table(rows).splitlines()
     assert lines[2].startswith("thin* ")
-    assert lines[-1].startswith("* other weights: ")
+    assert lines[-1].startswith("* approximate: ")
 
 
 @pytest.mark.usefixtures("thin")
@@ -95,9 +95,9 @@ def test_a_congestion_verdict_names_their_price(tmp_path):
     assert answer["evidence"]["model"]["advised"] is None
     before, _, price = answer["verdict"].partition(f"; {SECOND}")
     assert "thin" not in before
-    assert "only a trial tells" in price
+    assert "only a trial shows" in price
     assert "faster: thin* " in as_text(answer)
-    assert "* other weights: " in as_text(answer)
+    assert "* approximate: " in as_text(answer)
     report = advise_from_run(run.path, None, None, None, None)
     assert report["advice"].startswith("Take hierarchical-sharded: ")
     assert f". {SECOND}" in report["advice"]

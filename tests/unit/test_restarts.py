@@ -165,7 +165,7 @@ COURSES = {
     "success twice without a summary": ([start(9, 0, 8), start(9, 0, 8)], {}, 1, "failed twice after step 9", [5]),
     "no minutes left": (
         [start(5, 9, 4, wait=0.7), DONE], {"minutes": 0.09}, 9,
-        "the run has failed after step 5, and --minutes end before another start: the same command goes on", [],
+        "the run has failed after step 5, and --minutes end before another start: the same command continues", [],
     ),
 }  # fmt: skip
 
@@ -259,7 +259,7 @@ def test_a_signal_in_a_pause_ends_it(play, monkeypatch):
     monkeypatch.setattr(LaunchedRanks, "ends_within", lambda self, s: os.kill(os.getpid(), signal.SIGTERM) or True)
     code, said, _ = play([start(5, 1, 4), DONE])
     assert code == 75
-    assert said.splitlines()[-1] == "train.py: a signal ended the run after step 5: the same command goes on"
+    assert said.splitlines()[-1] == "train.py: a signal ended the run after step 5: the same command continues"
 
 
 def test_minutes_are_those_of_all_starts_together(play, tmp_path):

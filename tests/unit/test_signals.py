@@ -83,7 +83,7 @@ def test_ctrl_c_asks_for_the_end_and_the_second_one_is_met_at_once(handlers, mon
     os.kill(os.getpid(), signal.SIGINT)
     [(text, code)] = ended
     assert code == BY_CTRL_C
-    assert text.startswith("Ctrl-C for the second time ends the run at once")
+    assert text.startswith("second Ctrl-C: the run ends at once")
 
 
 def test_sigterm_is_known_while_the_main_thread_is_held_up(handlers):

@@ -80,7 +80,7 @@ def test_mpis_own_sum_knows_no_bfloat16():
         check_exchange(STRATEGIES[name], "float32", False, False, "own")
         check_exchange(STRATEGIES[name], "bfloat16", False, False)
         assert operation_of("bfloat16", None) == operation_of("float32", "own") == "own"
-        with pytest.raises(UserError, match="--op mpi with --wire bfloat16, which MPI cannot add: leave --op out"):
+        with pytest.raises(UserError, match="--op mpi with --wire bfloat16, which MPI cannot sum: leave --op out"):
             check_exchange(STRATEGIES[name], "bfloat16", False, False, "mpi")
         with pytest.raises(UserError, match=f"--error-feedback with --strategy {name}, where no rank holds what"):
             check_exchange(STRATEGIES[name], "bfloat16", True, False)

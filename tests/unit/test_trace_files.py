@@ -200,7 +200,7 @@ def test_no_folder_and_an_empty_one(tmp_path):
         read_run(tmp_path / "nowhere")
     with pytest.raises(RunError, match="not a run folder"):
         read_run(tmp_path)
-    with pytest.raises(RunError, match="no traces, so it is no run folder; give what --out named"):
+    with pytest.raises(RunError, match="no traces, so it is not a run folder; give the folder of --out"):
         read_run(tmp_path, allow_missing=True)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(RunError, match=r"holds no rank-.* train with --trace on"):

@@ -216,8 +216,8 @@ def test_traces_stands_alone():
 @pytest.mark.parametrize("name", PHASES)
 def test_a_phase_is_known_everywhere(name):
     formats = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
-    rows = formats.partition("| phase | what is in it |\n")[2].partition("\n\n")[0].splitlines()
+    rows = formats.partition("| phase | what it covers |\n")[2].partition("\n\n")[0].splitlines()
     assert name in COLOUR, "give it a colour in GROUPS of traces/plots/look.py"
     assert name in STATE_OF, "give it a state in STATE_OF of traces/export/paraver.py"
     is_explained = any(f"`{name}`" in row.split("|")[1] for row in rows)
-    assert is_explained, "say what is in it in the table of phases in docs/formats.md"
+    assert is_explained, "say what it covers in the table of phases in docs/formats.md"

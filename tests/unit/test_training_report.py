@@ -64,8 +64,8 @@ def test_the_table(report):
     assert text.startswith("30.0M parameters, 1,024 tokens a step, 4 ranks on 4 nodes, links of 400 Mbit/s; median")
     row = next(line for line in text.splitlines() if line.startswith("ours  "))
     assert row.split() == ["ours", "4.500", "0.600", "3.900", "1.20", "0.5000", "0.0e+00"]
-    assert "least step, the longer of computing and exchange: 3.762 s" in text
-    assert text.endswith("FSDP: left out: RuntimeError: not over gloo")
+    assert "lower bound of a step, the longer of computing and exchange: 3.762 s" in text
+    assert text.endswith("FSDP: skipped: RuntimeError: not over gloo")
 
 
 def test_turns_alternate_and_what_does_not_run_is_left_out(capsys):

@@ -26,13 +26,13 @@ READ = [
     (units.repetitions, {"7": 7}),
 ]
 REFUSED = [
-    (units.bits_per_s, ["fast", "400", "400 mbit", "0mbit", "0.5kbit", "-1mbit", "400mb", "400mbit\n"], "is no rate"),
-    (units.bits_per_s, [IMMENSE + "gbit"], "is no rate"),
+    (units.bits_per_s, ["fast", "400", "400 mbit", "0mbit", "0.5kbit", "-1mbit", "400mb", "400mbit\n"], "not a rate"),
+    (units.bits_per_s, [IMMENSE + "gbit"], "is not a rate"),
     (units.core_count, ["", "0", "0.001", "4097", "-1", "nan", "all", "1e2"], "cores: expected 0.01 to 4096"),
-    (units.duration_s, ["soon", "20", "20US", "-1s", "1 ms", IMMENSE + "s"], "is no time"),
-    (units.count_of, ["124X", "0", "0.1", "", "-5", IMMENSE, IMMENSE + "B"], "is no count"),
-    (units.sizes, ["8MB,pear", "0", "", "8MB,", "8IB", "-8MB", "8 M B", IMMENSE], "is no list of sizes"),
-    (units.size_in_bytes, ["pear", "", "8MB,8MB"], "is no size: expected one"),
+    (units.duration_s, ["soon", "20", "20US", "-1s", "1 ms", IMMENSE + "s"], "is not a time"),
+    (units.count_of, ["124X", "0", "0.1", "", "-5", IMMENSE, IMMENSE + "B"], "is not a count"),
+    (units.sizes, ["8MB,pear", "0", "", "8MB,", "8IB", "-8MB", "8 M B", IMMENSE], "is not a list of sizes"),
+    (units.size_in_bytes, ["pear", "", "8MB,8MB"], "is not a size: expected one"),
     (SMALL, ["1", "4097", "1__0", "1.5", "_7"], "expected an integer from 2 to 4096"),
     (units.percent, ["100", "-1", "0.1234567", "1e1"], "expected a number from 0 to below 100"),
     (units.repetitions, ["0", "-1", "two"], "expected 1 or more"),
@@ -58,4 +58,4 @@ def test_argparse_prints_the_line(capsys):
     parser.add_argument("--link", type=units.bytes_per_s)
     with pytest.raises(SystemExit):
         parser.parse_args(["--link", "fast"])
-    assert "argument --link: 'fast' is no rate: expected 1kbit or more" in capsys.readouterr().err
+    assert "argument --link: 'fast' is not a rate: expected 1kbit or more" in capsys.readouterr().err

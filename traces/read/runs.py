@@ -160,7 +160,7 @@ def _read_traces(
     if not found:
         if not any((place / "config.json").exists() for place in (folder, folder.parent)):
             raise RunError(
-                f"{folder.parent} has no config.json and no traces, so it is no run folder; give what --out named"
+                f"{folder.parent} has no config.json and no traces, so it is not a run folder; give the folder of --out"
             )
         advice = "train with --trace on (or FROM:TO) to get them"
         if kept := folders_of(folder.parent, config):

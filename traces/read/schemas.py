@@ -224,7 +224,7 @@ def check_identity(identity) -> None:
         place = [identity[name] for name in MESH_PLACE]
         if len(counts) != 3 or math.prod(counts) != ranks or any(map(int.__ge__, place, counts)):
             found = f"replica, shard and stage {place} of {counts}"
-            raise ValueError(f"its header says {found}, which is no place among {ranks} ranks")
+            raise ValueError(f"its header says {found}, which is not a place among {ranks} ranks")
 
 
 def check_clock(clock) -> None:

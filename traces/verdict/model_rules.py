@@ -42,7 +42,7 @@ def _remedy(evidence: Evidence, stage: int, layers: tuple[int, ...] | None) -> s
     if evidence.pipeline.tau_s[stage] > LONG_STAGE * (evidence.pipeline.layers[stage] * layer + beside[stage]):
         run = evidence.run
         hosts = dict.fromkeys(run.hosts[run.rank_nodes[place]] for place in np.flatnonzero(run.mesh.stage == stage))
-        return f"stages with as many layers are faster, so look for what slows {', '.join(hosts)}"
+        return f"stages with the same number of layers are faster, so look for what slows {', '.join(hosts)}"
     return f"use --pipeline-layers {','.join(map(str, layers))}" if layers else None
 
 

@@ -26,7 +26,7 @@ COLOURS = 48  # of a picture
 def faults(part, folder: Path) -> str:
     """Return a row per case: the fault, how many verdicts were right, the first verdict."""
     found = run_suite("fault_suite.py", folder, folder / "faults.json", "--cases", part.cases)
-    lines = ["| what was done to the run | right | verdict of the first run |", "|---|---|---|"]
+    lines = ["| fault | right | verdict of the first run |", "|---|---|---|"]
     for _, group in groupby(found["rows"], lambda row: row["case"]):
         first, *others = group
         right = sum(row["right"] for row in (first, *others))
@@ -34,7 +34,7 @@ def faults(part, folder: Path) -> str:
         lines.append(f"| {first['says']} | {right} of {1 + len(others)} | {verdict} |")
     (machine,) = found["made_on"].values()
     suite = "`sudo python tests/suites/fault_suite.py`"
-    return "\n".join([*lines, "", f"{found['summary']} {suite}. Made on {made_on(machine)}."])
+    return "\n".join([*lines, "", f"{found['summary']} {suite}. Measured on {made_on(machine)}."])
 
 
 def drawn_faults(part, folder: Path) -> str:
@@ -55,13 +55,13 @@ def drawn_block(sets: dict) -> str:
         lines += ["", f"{name}: {found['summary']} Seed {found['seed']}."]
         lines += [f"- missed: {wrong(row)}, `{row['found']['verdict']}`" for row in found["rows"] if not row["right"]]
     machines = dict.fromkeys(made_on(found["made_on"]) for found in sets.values())
-    return "\n".join([*lines, "", f"Made on {'; '.join(machines)}."])
+    return "\n".join([*lines, "", f"Measured on {'; '.join(machines)}."])
 
 
 def wrong(row: dict) -> str:
     """Name the fault in a row of drawn_faults.py."""
     drawn = row["drawn"]
-    says = {None: "nothing", "straggler": "a rank of half the speed", "data": "a rank's batches come late"}
+    says = {None: "nothing", "straggler": "a rank at half speed", "data": "a rank's batches arrive late"}
     return says.get(drawn["kind"]) or f"a slow port, {drawn['direction']}"
 
 
@@ -101,7 +101,7 @@ def failures_block(found: dict, hidden: list[str]) -> str:
         else:
             lines.append(f"| {says} | {' | '.join(outcomes.get(name, 'not run') for name in launchers)} |")
     lines += ["", *(f'* Under every launcher "{outcome}": {"; ".join(cases)}.' for outcome, cases in alike.items())]
-    lines += ["", f"{found['summary']} Made on:", ""]
+    lines += ["", f"{found['summary']} Measured on:", ""]
     return "\n".join(lines + [f"* `{short(name)}`: {made_on(found['made_on'][name])}." for name in launchers])
 
 

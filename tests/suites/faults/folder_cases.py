@@ -136,7 +136,7 @@ SLOW = f"slow:{IN_RANK}"
 PATIENT = ("--stall-after", 60)
 DRIFT = {"inside": f"drift:{IN_RANK}", "code": MISTAKE, "strategy": ("allreduce",)}
 FOLDER_CASES = {
-    "second-job": Case("a second job is started on the same `--out`", GOES_ON, second_job, SLOW, second=MISTAKE,
+    "second-job": Case("a second job is started with the same `--out`", GOES_ON, second_job, SLOW, second=MISTAKE,
                        line=OTHER_JOB),
     "second-stopped": Case("the same, while all ranks of the first are stopped", GOES_ON, second_beside_stopped, SLOW,
                            PATIENT, second=MISTAKE, line=OTHER_JOB),
@@ -144,9 +144,9 @@ FOLDER_CASES = {
                        PATIENT, second=0, by_launcher=True),
     "holder-died": Case("all ranks are killed; the same command again, without `--take-over`", provoke=all_killed,
                         by_launcher=True, take_over=False),
-    "nan-gradients": Case("gradients are no numbers in a step that has a checkpoint",
+    "nan-gradients": Case("gradients are NaN in a step that has a checkpoint",
                           inside=f"nan-gradients:{VICTIM}:{CHECKPOINT_STEP}", code=MISTAKE, line=ERROR),
-    "nan-last": Case("gradients are no numbers in the last step", TO_THE_END, code=MISTAKE,
+    "nan-last": Case("gradients are NaN in the last step", TO_THE_END, code=MISTAKE,
                      inside=f"nan-gradients:{VICTIM}:{LAST_STEP}", line=f"{ERROR}.*100"),
     "traces-full": Case("the disk of `traces/` is full", GOES_ON, lambda scene: fill(scene.run / "traces"),
                         disk="traces", heal=unmount("traces"), line=TRACING),
@@ -162,7 +162,7 @@ FOLDER_CASES = {
                        strategy=("reduce-bcast", "--server", "dedicated")),
     "other-data": Case("one host has other data under the same path", before=other_data, code=MISTAKE,
                        strategy=("reduce-scatter", *SHARDS), line=f"{ERROR}.*node1"),
-    "data-cut": Case("the data are cut while they are read", provoke=cut_data, strategy=("reduce-scatter", *SHARDS),
+    "data-cut": Case("the data are truncated while being read", provoke=cut_data, strategy=("reduce-scatter", *SHARDS),
                      heal=write_data, code=MISTAKE, line=f"{ERROR}.*train_000.bin"),
     # A file system may tell a host for 10 s that a new file is not there.
     "own-folder": Case("one host does not share the run folder", before=own_folder, code=MISTAKE, within_s=15,

@@ -134,6 +134,6 @@ def summary(rows: list[dict]) -> str:
     wrong = sum(bool(row.get("wrong")) for row in rows)
     return (
         f"{len(rows)} runs: {same} reached the losses of an undisturbed run, bit for bit; {skipped} skipped a step, so "
-        f"their losses differ; {refused} could not be resumed, because no checkpoint was good. Half-written files left "
-        f"behind: {left}. Runs that did not end as expected: {wrong}."
+        f"their losses differ; {refused} could not be resumed, because no checkpoint was intact. Half-written files "
+        f"left behind: {left}. Runs with an unexpected outcome: {wrong}."
     )
