@@ -57,7 +57,7 @@ class Diloco(Hierarchical):
         splits_embedding=False,
         sparse_messages=None,
         auto=(),
-        memory=Memory(gradients="1 + 4/L", optimizer="2/L", shared_in_node=True),
+        memory=Memory(gradients="1 + 3/L", optimizer="2/L", shared_in_node=True),
         buffers=ReplicaBuffers,
         on_gpus=None,
         overlap=lambda training: Overlap(part=1.0, last=0.0, beside=1.0),  # with --fragments
@@ -84,8 +84,9 @@ class Diloco(Hierarchical):
         ends = accumulate((len(one.parameters) for one in self.parts), initial=0)
         self.places = list(pairwise(ends)) or [(0, 0)]  # of this rank's part of each fragment, in `delta`
         self.delta = np.zeros(self.places[-1][1], np.float32)
-        # The replica's own parameters when the fragment under way began.
-        self.begun = np.zeros(max((len(one.parameters) for one in self.parts), default=0), np.float32)
+        # The replica's own parameters when the fragment under way began; one that is alone makes no step meanwhile.
+        longest = max((len(one.parameters) for one in self.parts), default=0)
+        self.begun = np.zeros(longest if job.outer.fragments > 1 else 0, np.float32)
         self.outer_exchange = job.new_exchange(rail_comm, self.places)
         self.history = np.zeros(4 + self.clipping.norms.maxlen if replica.rank == 0 else 0, np.float32)
 
@@ -138,8 +139,9 @@ class Diloco(Hierarchical):
         self.travelling = self._fragment_of_step()
         with self.tracer.phase("outer"):
             for part, delta, begun in self._under_way():
-                begun[:] = self.parameters[part.range]
-                np.subtract(part.parameters, begun, out=delta)
+                own = self.parameters[part.range]
+                np.subtract(part.parameters, own, out=delta)
+                begun[:] = own[: len(begun)]
 
     def _under_way(self):
         """Return [(part, delta, begun)] of this rank, for the fragment under way: none without a rail."""
@@ -168,8 +170,11 @@ class Diloco(Hierarchical):
             for part, delta, begun in self._under_way():
                 self._outer_step(part, delta)
                 own = self.parameters[part.range]
-                own -= begun  # exactly 0 if the replica made no step since
-                own += part.parameters
+                if len(begun):
+                    own -= begun
+                    own += part.parameters
+                else:
+                    own[:] = part.parameters
                 part.optimizer.parameters_changed()
             self.travelling = None
         with self.tracer.phase("wait"):
