@@ -29,12 +29,17 @@ def version_of(package: str) -> str | None:
 
 
 def processor() -> str:
-    """Return the processor's name according to Linux."""
+    """Return the processor's name according to Linux, or else its architecture."""
+    return cpu_info("model name") or platform.machine()
+
+
+def cpu_info(field: str, path: str = "/proc/cpuinfo") -> str:
+    """Return what Linux reports in a field about the first core; "" if it reports nothing."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path(path).read_text().splitlines()
     except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(field)), "")
 
 
 def cores() -> dict:
