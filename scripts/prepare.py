@@ -25,7 +25,7 @@ import shlex
 import signal
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import partial
@@ -44,7 +44,7 @@ from gpt2.data.tokenizers import TOKENIZERS, load_tokenizer
 from gpt2.errors import UserError, file_errors
 from gpt2.files import as_json, new_file, new_folder
 from scripts.preparation.batches import Batch, batches, read_pieces, tokenize
-from scripts.preparation.countdown import Countdown
+from scripts.preparation.countdown import countdown
 from scripts.preparation.manifest import FILE, FORMAT, survey, total
 from scripts.preparation.shards import write_shards
 from scripts.settings.command_line import Parser
@@ -83,8 +83,8 @@ def prepare(settings: argparse.Namespace) -> None:
         characters = total(manifest["inputs"], "characters")
         border = int(characters * (100 - settings.val_percent) // 100)
         pieces = chain.from_iterable(read_pieces(source, settings.field, settings.split_documents) for source in inputs)
-        with Countdown("tokenizing", "characters", characters) as progress:
-            parts = tokenize_all(batches(pieces, border), encoding, settings.threads, progress)
+        with countdown("tokenizing", "characters", characters) as advance:
+            parts = tokenize_all(batches(pieces, border), encoding, settings.threads, advance)
             manifest["shards"] = write_shards(folder, manifest["options"]["name"], settings.shard_tokens, parts)
         check_enough(manifest["shards"], settings.out, settings.val_percent > 0)
         with new_file(folder / FILE) as file:
@@ -113,11 +113,11 @@ def how_to_make(settings: argparse.Namespace, encoding: Encoding) -> dict:
 def survey_all(inputs: list[Input], field: str, splits: bool, remarks: Remarks) -> list[dict]:
     """Return the manifest's entry of each input, and print remarks. UserError: one cannot be used, or no text."""
     surveyed = []
-    with Countdown("reading", "bytes", sum(source.bytes for source in inputs)) as progress:
+    with countdown("reading", "bytes", sum(source.bytes for source in inputs)) as advance:
         for source in inputs:
             facts = survey(source, field, splits)
             surveyed.append(facts)
-            progress.advance(source.bytes)
+            advance(source.bytes)
             if not facts["characters"]:
                 remarks.add(EMPTY, source.path)
             if facts["end_of_text"]:
@@ -131,7 +131,7 @@ def survey_all(inputs: list[Input], field: str, splits: bool, remarks: Remarks) 
 
 
 def tokenize_all(
-    work: Iterator[Batch], encoding: Encoding, threads: int, progress: Countdown
+    work: Iterator[Batch], encoding: Encoding, threads: int, advance: Callable[[int], None]
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield (split, tokens) of all batches in order, while threads tokenize the next ones.
 
@@ -144,7 +144,7 @@ def tokenize_all(
             split, characters, tokens = waiting.popleft()
             waiting.extend(islice(started, 1))
             yield split, tokens.result()
-            progress.advance(characters)
+            advance(characters)
 
 
 def check_enough(shards: list[dict], out: Path, has_validation: bool) -> None:

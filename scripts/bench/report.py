@@ -1,7 +1,6 @@
-"""A benchmark's JSON file and text tables."""
+"""A benchmark's JSON file."""
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from dist.console import say
@@ -35,9 +34,3 @@ class ReportFile:
                 say(f"warning: {error}; measuring continues", on_stderr=True)
             self._has_warned = True
         self._kept_at = time.monotonic()
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Return the rows as lines of aligned columns: the first to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)

@@ -1,17 +1,18 @@
 """Check the installed packages, MPI, BLAS, and the launcher."""
 
 import os
+import re
+import shutil
 import sys
 from importlib import import_module
 
 from dist.mpi import what_is_missing
-from dist.probe.programs import LOCAL_RANKS, is_first, mpi_family
+from dist.probe.programs import LOCAL_RANKS, find_mpirun, is_first, mpi_family, tool_output
 from scripts.checkup.facts import fact
 from scripts.checkup.report import FAIL, NOTE, SLOW, Problem
 from scripts.machine.blas import FORCED, blas_facts, blas_text, unused_instructions
 from scripts.machine.checkout import source_hash
 from scripts.machine.host import versions
-from scripts.machine.launcher import find_mpiruns
 
 PACKAGES = ("numpy", "numba", "threadpoolctl", "tiktoken")  # required for training, besides mpi4py
 MUST_AGREE = {
@@ -45,8 +46,16 @@ def mpi() -> dict:
 
 
 def launcher() -> dict:
-    """Return the mpirun programs of this machine, on a node's first rank."""
-    return {"mpiruns": find_mpiruns() if is_first(LOCAL_RANKS) else []}
+    """On a node's first rank, return the mpirun on PATH and, if different, the one beside this Python."""
+    found = []
+    places = ((shutil.which("mpirun"), "on PATH"), (find_mpirun(), "beside this Python"))
+    for path, where in places if is_first(LOCAL_RANKS) else ():
+        if path and not any(os.path.samefile(path, other["path"]) for other in found):
+            text = tool_output(path, "--version") or ""
+            number = re.search(r"\b\d+\.[^\s,()]+", text)
+            version = number[0] if number else "version unknown"
+            found.append({"path": path, "where": where, "family": mpi_family(text), "version": version})
+    return {"mpiruns": found}
 
 
 def packages() -> None:

@@ -133,7 +133,7 @@ def limited_groups(names: list[str], limits: Limits, places=PLACES):
         yield groups
 
 
-def parent_of(controller: str, limits: Limits, places=PLACES) -> Path:
+def parent_of(controller: str, limits: Limits, places) -> Path:
     """Return the folder for groups with this controller: this process's own group if possible.
 
     In version 2 a group with processes cannot give controllers to groups inside it. Then return the nearest outer group

@@ -80,7 +80,7 @@ def connect(head: Host, nodes: list[Host], ports: list[Port], delay: str | None,
         set_tcp(host, congestion)
 
 
-def limit_rate(host: Host, device: str, rate: str, delay: str | None, burst: float | None = None) -> None:
+def limit_rate(host: Host, device: str, rate: str, delay: str | None, burst: float | None) -> None:
     """Limit the rate at which packets leave `device`: a token bucket, behind a delay line if there is a delay."""
     add = ("tc", "qdisc", "add", "dev", device)
     place = ("root",)

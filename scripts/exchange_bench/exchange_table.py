@@ -4,9 +4,9 @@ import statistics
 
 import numpy as np
 
-from scripts.bench.report import aligned
 from scripts.bench.turns import spread
 from traces.units import count_text
+from traces.verdict.summary import aligned
 
 
 def lower_bound_s(size_bytes: int, nodes: int, rate: float | None) -> float | None:

@@ -6,9 +6,7 @@ then, but matrix products are slow.
 Source: driver/others/dynamic.c of OpenBLAS 0.3.31.
 """
 
-from pathlib import Path
-
-from scripts.machine.host import processor
+from scripts.machine.host import cpu_info, processor
 
 FORCED = "OPENBLAS_CORETYPE"
 VARIABLES = FORCED, "OPENBLAS_L2_SIZE", "MKL_ENABLE_INSTRUCTIONS", "BLIS_ARCH_TYPE"  # read at import to choose kernels
@@ -26,11 +24,7 @@ KERNELS = {
 
 def cpu_instructions(path: str = "/proc/cpuinfo") -> list[str]:
     """Return the names of INSTRUCTIONS that Linux reports for this CPU, widest first; empty if it reports none."""
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError:
-        return []
-    words = next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), [])
+    words = cpu_info("flags", path).split()
     return [name for name, needed in INSTRUCTIONS.items() if needed.issubset(words)]
 
 

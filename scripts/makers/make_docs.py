@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from dist.console import open_console
-from scripts.makers.pages import faults, less_traffic, original_case, outputs, port_figures
+from scripts.makers.pages import faults, less_traffic, outputs, port_figures
 from scripts.makers.pages.page import replace_block
 
 PARTS = tomllib.loads((Path(__file__).parent / "pages" / "parts.toml").read_text())
@@ -42,7 +42,7 @@ def parse():
 def function_of(name: str):
     """Return the part's function of (part, a new folder), which returns the block's text, or {block: text}."""
     function = PARTS[name].get("function", name)
-    modules = (outputs, faults, port_figures, less_traffic, original_case)
+    modules = (outputs, faults, port_figures, less_traffic)
     return next(getattr(module, function) for module in modules if hasattr(module, function))
 
 

@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from dist.console import say
 from traces.units import duration_text
@@ -10,33 +12,30 @@ TERMINAL_S = 0.2  # between two updates of the line on a terminal
 LOG_S = 30.0  # between two lines of a log
 
 
-class Countdown:
-    """A line that shows how much of `total` is done. what: the work, such as "reading". unit: such as "bytes"."""
+@contextmanager
+def countdown(what: str, unit: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Yield advance(amount), which counts an amount of `total` as done and prints a line if it is due.
 
-    def __init__(self, what: str, unit: str, total: int):
-        self._what = what
-        self._unit = unit
-        self._total = total
-        self._done = 0
-        self._is_terminal = sys.stderr.isatty()
-        self._started = time.monotonic()
-        self._printed = self._started
+    what: the work, such as "reading". unit: such as "bytes".
+    """
+    done = 0
+    is_terminal = sys.stderr.isatty()
+    started = time.monotonic()
+    printed = started
 
-    def advance(self, amount: int) -> None:
-        """Count `amount` as done, and print the line if it is due."""
-        self._done += amount
+    def advance(amount: int) -> None:
+        nonlocal done, printed
+        done += amount
         now = time.monotonic()
-        if self._done and now - self._printed >= (TERMINAL_S if self._is_terminal else LOG_S):
-            self._printed = now
-            rate = self._done / (now - self._started)
-            left = duration_text((self._total - self._done) / rate)
-            done = f"{self._what} {self._done / self._total:4.0%} of {self._total:,} {self._unit}"
-            line = f"{done}, {rate / 1e6:.1f} M/s, {left} left"
-            say(f"\r{line}\033[K" if self._is_terminal else f"{line}\n", end="", on_stderr=True)
+        if done and now - printed >= (TERMINAL_S if is_terminal else LOG_S):
+            printed = now
+            rate = done / (now - started)
+            left = duration_text((total - done) / rate)
+            line = f"{what} {done / total:4.0%} of {total:,} {unit}, {rate / 1e6:.1f} M/s, {left} left"
+            say(f"\r{line}\033[K" if is_terminal else f"{line}\n", end="", on_stderr=True)
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *unused) -> None:
-        if self._is_terminal:
+    try:
+        yield advance
+    finally:
+        if is_terminal:
             say("\r\033[K", end="", on_stderr=True)

@@ -19,7 +19,7 @@ from gpt2.config import flops_per_token
 from gpt2.errors import UserError
 from gpt2.optimizer import Clipping, LearningRateSchedule
 from scripts.machine.checkout import Checkout
-from scripts.machine.launcher import job_end
+from scripts.machine.host import job_end
 from scripts.settings.derived import computing_ranks, learning_rate, outer_steps, resolved
 from scripts.settings.split_embedding import new_lookup
 from scripts.training import between_steps, start

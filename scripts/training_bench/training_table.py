@@ -2,10 +2,10 @@
 
 import statistics
 
-from scripts.bench.report import aligned
 from scripts.bench.turns import step_times
 from scripts.exchange_bench.exchange_table import lower_bound_s
 from traces.units import count_text, short_count
+from traces.verdict.summary import aligned
 
 HEADERS = 1.045  # an Ethernet frame of 1514 bytes carries 1448 bytes of TCP payload
 OURS = "ours"  # its losses are the reference

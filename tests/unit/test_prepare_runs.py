@@ -19,7 +19,7 @@ from scripts import prepare as prepare_script
 from scripts.preparation import batches as prepare_batches
 from scripts.preparation import manifest as prepare_manifest
 from scripts.preparation import shards as prepare_shards
-from scripts.preparation.countdown import Countdown
+from scripts.preparation.countdown import countdown
 from tests.suites.faults.processes import wait_until
 from tests.support.prepared import command, contents, manifest_of, nonsense, run, write_folder
 from tests.support.refusal import refusal
@@ -249,11 +249,11 @@ def test_batches_in_threads(monkeypatch):
             yield prepare_batches.Batch("train", [], number)
 
     monkeypatch.setattr(prepare_script, "tokenize", slow)
-    with Countdown("tokenizing", "characters", 1) as progress:
-        results = prepare_script.tokenize_all(work(17), encoding, 2, progress)
+    with countdown("tokenizing", "characters", 1) as advance:
+        results = prepare_script.tokenize_all(work(17), encoding, 2, advance)
         assert [next(results) for _ in range(4)] == [("train", number) for number in range(4)]
         assert len(taken) <= 4 + 2 * prepare_script.AHEAD
         assert [tokens for _, tokens in results] == list(range(4, 17))
         assert len(threads) == 2
-        assert list(prepare_script.tokenize_all(work(0), encoding, 2, progress)) == []
-        assert refusal(list, prepare_script.tokenize_all(work(30), encoding, 2, progress)) == "seventeen"
+        assert list(prepare_script.tokenize_all(work(0), encoding, 2, advance)) == []
+        assert refusal(list, prepare_script.tokenize_all(work(30), encoding, 2, advance)) == "seventeen"

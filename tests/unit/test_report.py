@@ -4,7 +4,7 @@ from math import nan
 
 import pytest
 
-from scripts.machine.launcher import job_end
+from scripts.machine.host import job_end
 from scripts.training.meeting import RankReports
 from scripts.training.step_records import Pace, ProgressLines, exposed_exchange_s, slowest
 

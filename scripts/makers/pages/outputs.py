@@ -7,8 +7,12 @@ import numpy as np
 
 from gpt2.config import GPT2_VOCABULARY
 from gpt2.data.shards import write_shard
+from scripts.compare import run_folder
 from scripts.makers.pages.page import FIGURES, SCRIPTS, fenced, measured_on, on_hosts, output_of, read, shown
 from scripts.training_bench.training_table import table
+from traces import read_run
+from traces.units import short_ms
+from traces.verdict.summary import summary
 
 DRAWN_TOKENS = 200_000
 
@@ -79,3 +83,22 @@ def training_steps(part, folder: Path) -> str:
         command = f"sudo python scripts/virtual_cluster.py run {hosts} -- python scripts/bench_training.py {flags} "
         texts += [fenced(f"{command}-- {setting['training']} ..."), fenced(table(read(file)))]
     return "\n\n".join([*texts, measured_on(read(file))])
+
+
+def original_case(part, folder: Path) -> str:
+    """Return the command, and a table of all strategies' mean steps, from long to short, in the first cluster's case.
+
+    The ports of the virtual hosts are as slow, compared with their cores, as those of the cluster that the project
+    began with.
+    """
+    hosts = f"--nodes {part.nodes} --ranks {part.ranks} --rate {part.rate}"
+    names = [part.first, *part.others]
+    training = part.training.split()
+    output_of("compare.py", *hosts.split(), "--out", folder, "--strategies", ",".join(names), "--", *training)
+    step_ms = {name: summary(read_run(run_folder(folder, name, 1)))["step_ms"] for name in names}
+    rows = ["| exchange | step | times as fast |", "| --- | ---: | ---: |"]
+    for name in sorted(names, key=step_ms.get, reverse=True):
+        rows.append(f"| `{name}` | {short_ms(step_ms[name], 3)} ms | {step_ms[part.first] / step_ms[name]:.1f} |")
+    command = f"sudo python scripts/compare.py {hosts} --strategies {part.first},... -- {part.training}"
+    facts = read(run_folder(folder, part.first, 1) / "config.json")
+    return "\n\n".join([fenced(command), "\n".join(rows), measured_on(facts)])
