@@ -3,7 +3,6 @@
 import errno
 import os
 import resource
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
@@ -146,54 +145,49 @@ def warn(text: str) -> None:
     say(f"warning: {text}", on_stderr=True)
 
 
-@dataclass(frozen=True)
-class Ending:
-    """Ends a run."""
+def end_run(
+    world, folder, traces: Path | None, tracer, failures: TraceFailures, step: int, ended_by: str | None,
+    checkpoint_costs: list[dict],
+) -> None:  # fmt: skip
+    """Write summary.json, and the clocks and links of all nodes, after the last step. Collective.
 
-    world: object
-    folder: object  # rank 0's RunFolder
-    traces: Path | None  # RUN/traces, None if the run has no traces
-    tracer: object
-    failures: TraceFailures
-
-    def tell(self, step: int, ended_by: str | None, checkpoint_costs: list[dict]) -> None:
-        """Write summary.json, and the clocks and links of all nodes, after the last step. Collective.
-
-        ended_by: None if the run has made all its steps; else rank 0 prints it, and how to resume.
-        """
-        world = self.world
-        facts = {
-            "peak_memory_bytes": world.comm.gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
-            "tracing_share": tracing_share(self.tracer),
-            "checkpoints": world.comm.gather(checkpoint_costs),
-        }
-        are_full = world.comm.gather(self.tracer.is_full)
-        at_end = {END_CLOCKS: world.comm.gather({"node": world.node} | clock_offset(world))}
-        if ended_by is None and self.traces:  # not after a signal: a scheduler may be waiting for the end of the job
-            at_end[END_LINKS] = probe_links(world)
-        self.failures.tell(world.comm.gather(self.failures.own()), at_end=True)
-        with world.together(UserError):
-            if world.rank == 0:
-                if self.traces and world.node_count > 1:
-                    self._keep(at_end)
-                self.folder.write_summary(**facts)
-                path = self.folder.path
+    folder: rank 0's RunFolder. traces: RUN/traces, None if the run has no traces. ended_by: None if the run has made
+    all its steps; else rank 0 prints it, and how to resume.
+    """
+    facts = {
+        "peak_memory_bytes": world.comm.gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
+        "tracing_share": tracing_share(tracer),
+        "checkpoints": world.comm.gather(checkpoint_costs),
+    }
+    are_full = world.comm.gather(tracer.is_full)
+    at_end = {END_CLOCKS: world.comm.gather({"node": world.node} | clock_offset(world))}
+    if ended_by is None and traces:  # not after a signal: a scheduler may be waiting for the end of the job
+        at_end[END_LINKS] = probe_links(world)
+    failures.tell(world.comm.gather(failures.own()), at_end=True)
+    with world.together(UserError):
+        if world.rank == 0:
+            if traces and world.node_count > 1:
+                keep_at_end(traces, at_end)
+            folder.write_summary(**facts)
+            path = folder.path
+            world.print(
+                f"peak memory of a rank {max(facts['peak_memory_bytes']) / 1e9:.2f} GB; tracing took "
+                f"{facts['tracing_share']:.2%} of the traced steps; run folder {path}"
+            )
+            if any(are_full):
                 world.print(
-                    f"peak memory of a rank {max(facts['peak_memory_bytes']) / 1e9:.2f} GB; tracing took "
-                    f"{facts['tracing_share']:.2%} of the traced steps; run folder {path}"
+                    "the traces end before the run, as they are as large as --trace-mb allows: raise it, or choose "
+                    "steps by --trace FROM:TO"
                 )
-                if any(are_full):
-                    world.print(
-                        "the traces end before the run, as they are as large as --trace-mb allows: raise it, or "
-                        "choose steps by --trace FROM:TO"
-                    )
-                if ended_by:
-                    world.print(f"{ended_by} ended the run after step {step}: go on with it by --out {path} --resume")
+            if ended_by:
+                world.print(f"{ended_by} ended the run after step {step}: go on with it by --out {path} --resume")
 
-    def _keep(self, at_end: dict[str, list[dict]]) -> None:
-        for name, nodes in at_end.items():
-            try:
-                write_at_end(self.traces, name, nodes)
-            except OSError as error:
-                kept = "clocks" if name == END_CLOCKS else "links"
-                return warn(f"{self.traces / name}: {error.strerror}: the traces keep the {kept} of the start alone")
+
+def keep_at_end(traces: Path, at_end: dict[str, list[dict]]) -> None:
+    """Write these files of RUN/traces; warn if that fails. at_end: {name of the file: facts of all nodes}."""
+    for name, nodes in at_end.items():
+        try:
+            write_at_end(traces, name, nodes)
+        except OSError as error:
+            kept = "clocks" if name == END_CLOCKS else "links"
+            return warn(f"{traces / name}: {error.strerror}: the traces keep the {kept} of the start alone")
