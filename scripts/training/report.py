@@ -29,30 +29,26 @@ def run_table(used: dict, plan, world, peak) -> str:
     shared = plan.shared
     config = shared.whole.config
     workers = worker_count(used["server"], world.size)
-    cut = shared.cut.text(shared.mesh.data)
     on_gpus = "gpus" in plan.backend
     hardware = gpu_facts(world.places, plan.backend, used["transport"]) if on_gpus else core_facts(plan.backend)
     tokens = plan.global_batch * used["seq_len"]
+    other_weights = "differ from those of the exact strategies: this exchange loses information"
     facts = {
         "model": f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} channels, context {config.context}, "
         f"{config.vocab_size} tokens: {shared.whole.count:,} parameters",
-        **({"cut": cut} if cut else {}),
+        "cut": shared.cut.text(shared.mesh.data),
         "ranks": f"{world.size} on {count_text(world.node_count, 'node')}, {workers} compute, "
         f"{count_text(plan.threads, 'thread')} on rank 0",
         **hardware,
         "peak": str(peak),
-        **({"embedding": plan.embedding.text} if plan.embedding.text else {}),
+        "embedding": plan.embedding.text,
         "step": f"{plan.global_batch} sequences of {used['seq_len']}: {tokens:,} tokens",
-        **(
-            {}
-            if plan.same_weights
-            else {"weights": "differ from those of the exact strategies: this exchange loses information"}
-        ),
+        "weights": None if plan.same_weights else other_weights,
         "data": data_text(plan.train, plan.val, used["steps"] * plan.global_batch),
         "MPI": library_name(),
         "run folder": str(plan.folder),
     }
-    lines = [f"{name:<13} {value}" for name, value in facts.items()]
+    lines = [f"{name:<13} {value}" for name, value in facts.items() if value is not None]
     if auto := plan.backend["auto"]:
         overlap = " with overlap" if auto["overlap"] else ""
         lines.insert(0, f"--strategy auto chose {auto['strategy']}{overlap}: {auto['why']}")
@@ -87,12 +83,12 @@ def blas_of_ranks(world) -> dict:
     return {"blas": kinds}
 
 
-def core_facts(backend: dict) -> dict[str, str]:
-    """Describe the BLAS, and other kernels that also compute products."""
+def core_facts(backend: dict) -> dict[str, str | None]:
+    """Describe the BLAS, and other kernels that also compute products (None if there are none)."""
     kinds = backend["blas"]
     products = backend["products"]
-    line = {"BLAS": blas_text(kinds[0]) + (" on rank 0; others are unlike" if len(kinds) > 1 else "")}
-    return line if products == "BLAS" else line | {"products": products}
+    blas = blas_text(kinds[0]) + (" on rank 0; others are unlike" if len(kinds) > 1 else "")
+    return {"BLAS": blas, "products": None if products == "BLAS" else products}
 
 
 def gpu_facts(places: list[dict], backend: dict, transport: str) -> dict[str, str]:
