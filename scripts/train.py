@@ -78,7 +78,7 @@ def make_steps(loop, world) -> int:
                 break
     is_done = step == loop.steps[-1]
     checkpoints.leave_last(step, loop.model if is_done else None)
-    loop.ending.tell(step, None if is_done else ENDED_BY[reports.request], checkpoints.costs)
+    loop.end_run(step, None if is_done else ENDED_BY[reports.request], checkpoints.costs)
     return 0 if is_done else EXIT_CODES[reports.request]
 
 

@@ -77,20 +77,15 @@ def surroundings(settings, job: World, links: list[dict]) -> dict:
 
 
 def kept_choice(kept: dict | None, around: dict, settings) -> AutoChoice | None:
-    """Return the checkpoint's choice if flags, nodes and links are still the same; None to choose again."""
-    if kept is None or not is_like(kept["around"], around):
+    """Return the checkpoint's choice if nodes and flags are the same, and rates within a factor of ALIKE; else None."""
+    if kept is None or settings.overlap not in (None, kept["overlap"]):
         return None
-    if settings.overlap not in (None, kept["overlap"]):
+    rates = [kept["around"]["rate"], around["rate"]]
+    if None not in rates and max(rates) > ALIKE * min(rates):
+        return None
+    if kept["around"] | {"rate": None} != around | {"rate": None}:
         return None
     return AutoChoice(kept["strategy"], kept["overlap"], "as before, on the same nodes")
-
-
-def is_like(before: dict, now: dict) -> bool:
-    """Return whether nodes and flags are the same, and rates are within a factor of ALIKE."""
-    rates = [around["rate"] for around in (before, now)]
-    if None not in rates and max(rates) > ALIKE * min(rates):
-        return False
-    return before | {"rate": None} == now | {"rate": None}
 
 
 def forms_on_cores(settings, has_links: bool) -> list[Form]:

@@ -73,9 +73,14 @@ class Calibration:
     overlapped: bool = False
     factor: float = 1.0
 
-    def step_s(self, step: PredictedStep, overlapped: bool) -> float:
-        """Return the corrected seconds of a step; for the run's own strategy the measured seconds."""
-        return self._step_s(step, overlapped, self.factor)
+    def step_s(self, step: PredictedStep, overlapped: bool, factor: float | None = None) -> float:
+        """Return the corrected seconds of a step; for the run's own strategy the measured seconds.
+
+        factor: of the step's exchange, None for the calibration's.
+        """
+        own_s = self.own.scaled(self.factor).seconds(self.overlapped)
+        step = step.scaled(self.factor if factor is None else factor)
+        return self.measured.step_s + (step.seconds(overlapped) - own_s)
 
     def range(self, step: PredictedStep, overlapped: bool) -> tuple[float, float]:
         """Return the shortest and the longest seconds that a step with this strategy may take."""
@@ -87,7 +92,7 @@ class Calibration:
         is_alike = algorithms[0] == algorithms[1] and overlaps == self.overlapped
         common = math.sqrt(self.factor) if is_alike else 1.0
         low, high = sorted((self.factor, common))
-        return self._step_s(step, overlapped, low / (1 + error)), self._step_s(step, overlapped, high * (1 + error))
+        return self.step_s(step, overlapped, low / (1 + error)), self.step_s(step, overlapped, high * (1 + error))
 
     def compared(self, step: PredictedStep, overlapped: bool) -> str:
         """Return FASTER or SLOWER than the run, UNCLEAR if the ranges overlap, THIS_RUN for the run's own step."""
@@ -114,10 +119,6 @@ class Calibration:
 
     def _is_own(self, step: PredictedStep, overlapped: bool) -> bool:
         return (step.name, overlapped and step.overlap is not None) == (self.own.name, self.overlapped)
-
-    def _step_s(self, step: PredictedStep, overlapped: bool, factor: float) -> float:
-        own_s = self.own.scaled(self.factor).seconds(self.overlapped)
-        return self.measured.step_s + (step.scaled(factor).seconds(overlapped) - own_s)
 
 
 def calibrate(measured: MeasuredStep, own: PredictedStep, overlapped: bool) -> Calibration:

@@ -39,11 +39,6 @@ from traces.verdict.evidence import Evidence
 STAGE_PHASES = ("data", "forward", "backward", "tensor", "send")
 
 
-def is_model_parallel(config: dict) -> bool:
-    """Return whether several ranks share a model. config: from config.json."""
-    return bool(config.get("mesh"))
-
-
 def model_parallel_facts(evidence: Evidence) -> dict:
     """Return Calibration.facts with the run's own "predicted_step_s"; if it is None, "own_unknown" says why."""
     run = evidence.run

@@ -27,7 +27,6 @@ from scripts.prediction.run_prediction import (
     measured_of,
     own_step,
     placement_of,
-    strategy_of,
     training_of,
 )
 from strategies import Strategy, find
@@ -95,7 +94,7 @@ def advise_from_run(path: Path, placement, rate: float | None, latency_s: float 
             f"--global-batch {replayed.global_batch or 'G'} to compare other layouts"
         )
     run = replayed.run
-    calibration = calibration_of(run, strategy_of(run), replayed.measured)
+    calibration = calibration_of(run, replayed.measured)
     is_own_network = rate is None and library is None
     is_elsewhere = not (is_own_network and placement is None and latency_s is None)
     cluster = replayed_cluster(run, placement, rate, latency_s)

@@ -165,7 +165,7 @@ def others_steps(run: Run, measured: MeasuredStep) -> tuple[list[dict], Calibrat
     are no rows if the model does not explain the run.
     """
     kind = strategy_of(run)
-    calibration = calibration_of(run, kind, measured)
+    calibration = calibration_of(run, measured)
     if calibration.reason is not None:
         return [], calibration
     training = training_of(run, kind, measured)
@@ -182,8 +182,9 @@ def others_steps(run: Run, measured: MeasuredStep) -> tuple[list[dict], Calibrat
     return sorted(rows, key=lambda row: row["predicted_step_s"]), calibration
 
 
-def calibration_of(run: Run, kind: type[Strategy] | None, measured: MeasuredStep) -> Calibration:
-    """Compare the predicted step of a run with the measured one. kind: the run's strategy, from strategy_of."""
+def calibration_of(run: Run, measured: MeasuredStep) -> Calibration:
+    """Compare the predicted step of a run with the measured one."""
+    kind = strategy_of(run)
     cluster = probed_cluster(run)
     if kind is None or cluster is None or run.config.get("parameters") is None:
         return Calibration(measured, why_unknown(run, kind))

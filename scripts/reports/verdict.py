@@ -1,7 +1,7 @@
 """The verdict on a run, with predictions for other strategies, as an object and as text."""
 
 from scripts.prediction.calibration import FASTER, SLOWER, UNCLEAR, UNEXPLAINED
-from scripts.prediction.model_parallel_run import is_model_parallel, model_parallel_facts
+from scripts.prediction.model_parallel_run import model_parallel_facts
 from scripts.prediction.predictor import OTHER_WEIGHTS, exact
 from scripts.prediction.run_prediction import advised, measured_of, others_steps, own_schedule, with_other_weights
 from traces import RunError, read_run
@@ -55,7 +55,7 @@ def _in_short(diagnosis: Diagnosis) -> dict:
 def answer_of(diagnosis: Diagnosis) -> dict:
     """Return the object that `diagnose` returns, for a diagnosed run."""
     run = diagnosis.evidence.run
-    if is_model_parallel(run.config):
+    if run.config.get("mesh"):  # several ranks share a model
         answer = diagnosis.answer([], model_parallel_facts(diagnosis.evidence))
     else:
         advice, calibration = others_steps(run, measured_of(diagnosis.evidence))

@@ -97,9 +97,9 @@ class Parser(argparse.ArgumentParser):
         return f"{shown} is not a flag" + (f": did you mean --{meant[0]}?" if meant else "")
 
 
-def newest_run(runs: Path = Path("runs")) -> str:
+def newest_run() -> str:
     """Return ", such as runs/a, the newest here", as a suggestion; "" if there is no run."""
     with suppress(OSError):
-        found = [path.parent for path in runs.glob("*/config.json")]
+        found = [path.parent for path in Path("runs").glob("*/config.json")]
         return f", such as {max(found, key=os.path.getmtime)}, the newest here" if found else ""
     return ""

@@ -76,11 +76,6 @@ KNOWN_RUNS = {
 }
 
 
-def defaults_of(name: str) -> dict:
-    """Return the preset's defaults of flags. The function `batches` decides the values that are None."""
-    return KNOWN_RUNS[name].settings | {"batch_size": None, "grad_accum": None}
-
-
 def check_data(settings) -> None:
     """Raise UserError unless the flags for the preset's data are given."""
     for name, what in KNOWN_RUNS[settings.preset].needs.items():

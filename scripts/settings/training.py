@@ -267,5 +267,7 @@ def parse_settings(description: str, arguments=None) -> Settings:
             options["help"] += f" ({default})"
         group.add_argument("--" + item.name.replace("_", "-"), default=argparse.SUPPRESS, **options)
     given = vars(parser.parse_args(arguments))
-    preset = presets.defaults_of(given["preset"]) if "preset" in given else {}
+    preset = {}
+    if "preset" in given:  # presets.batches decides the values that are None
+        preset = presets.KNOWN_RUNS[given["preset"]].settings | {"batch_size": None, "grad_accum": None}
     return Settings(**(preset | given), typed=frozenset(given))

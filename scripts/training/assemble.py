@@ -23,13 +23,13 @@ from scripts.machine.host import job_end
 from scripts.settings.derived import computing_ranks, learning_rate, outer_steps, resolved
 from scripts.settings.split_embedding import new_lookup
 from scripts.training import between_steps, start
-from scripts.training.between_steps import MadeStep, ReplicaCheck, Samples, Validation
+from scripts.training.between_steps import MadeStep, Samples
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.folder import RunFolder
 from scripts.training.gpu_choices import GpuChoices
 from scripts.training.meeting import MeetingPoint
 from scripts.training.plan import Plan, plan_run
-from scripts.training.report import Ending, TraceFailures, run_table
+from scripts.training.report import TraceFailures, end_run, run_table
 from scripts.training.signals import Clock, Signals
 from scripts.training.step_records import Pace, ProgressLines, StepRecords
 from scripts.training.utilization import find_peak
@@ -57,7 +57,7 @@ class LoopParts:
     hooks: list[Callable[[MadeStep], None]]  # called after each step, in this order
     checkpoints: Checkpointing
     model: WholeModel  # all parameters, for the hooks that read them between steps
-    ending: Ending
+    end_run: Callable[..., None]  # report.end_run, called after the last step
 
 
 def assemble(settings, world, lock, resources: ClosedTogether) -> LoopParts | None:
@@ -98,17 +98,7 @@ def assemble(settings, world, lock, resources: ClosedTogether) -> LoopParts | No
     checkpoints = new_checkpoints(plan, world, strategy, lock)
     flops = flops_per_token(shared.whole.config, settings.seq_len, shared.whole.count)
     pace = Pace(settings.steps, job_end(), clock.left_s)
-    progress = ProgressLines(pace, world.print, world.places, shared.stages, settings.log_every)
-    eval_every = settings.eval_every if plan.val else 0
-    validation = Validation(
-        world.comm, tracer, worker, eval_every, settings.steps, settings.eval_steps, strategy.evaluated
-    )
-    replicas = ReplicaCheck(world, model, settings.check_replicas, backend.buffers.fills_parameters, shared.mesh)
-    gpu_choices = GpuChoices(world, backend.kernels.device, plan.checkpoint, plan.steps.start, checkpoints, folder)
-    samples = Samples(
-        world, tracer, model, backend, settings.sample_every, settings.tokenizer, plan.threads, settings.seed,
-        settings.seq_len,
-    )  # fmt: skip
+    traces = None if settings.trace == "off" else plan.traces
     return LoopParts(
         table=run_table(used, plan, world, peak),
         steps=plan.steps,
@@ -118,21 +108,42 @@ def assemble(settings, world, lock, resources: ClosedTogether) -> LoopParts | No
         strategy=strategy,
         meeting_point=MeetingPoint(world.comm, worker, [signals, clock], checkpoints, failures, tracer, backend.device),
         records=StepRecords(plan.global_batch * settings.seq_len, flops, peak, shared.stages),
-        hooks=[
-            partial(between_steps.begin_folder, world, folder, tracer, plan.steps.start),
-            validation.after,
-            # The log comes before hooks that may end the run, so that it holds this step.
-            partial(between_steps.log_step, folder, progress),
-            partial(between_steps.end_if_diverged, world, checkpoints),
-            replicas.after,
-            gpu_choices.after,
-            samples.after,
-            partial(between_steps.begin_checkpoint, checkpoints, tracer),
-        ],
+        hooks=new_hooks(plan, world, backend, strategy.evaluated, worker, model, checkpoints, folder, tracer, pace),
         checkpoints=checkpoints,
         model=model,
-        ending=Ending(world, folder, None if settings.trace == "off" else plan.traces, tracer, failures),
+        end_run=partial(end_run, world, folder, traces, tracer, failures),
     )
+
+
+def new_hooks(
+    plan: Plan, world, backend, evaluated, worker, model: WholeModel, checkpoints: Checkpointing, folder, tracer, pace
+) -> list[Callable[[MadeStep], None]]:
+    """Return the hooks of a step in order. Collective. evaluated: of the strategy. folder: rank 0's RunFolder."""
+    settings = plan.settings
+    mesh = plan.shared.mesh
+    first_step = plan.steps.start
+    eval_every = settings.eval_every if plan.val else 0
+    validate = partial(
+        between_steps.validate, world.comm, tracer, worker, eval_every, settings.steps, settings.eval_steps, evaluated
+    )
+    progress = ProgressLines(pace, world.print, world.places, plan.shared.stages, settings.log_every)
+    holds = backend.buffers.fills_parameters
+    gpu_choices = GpuChoices(world, backend.kernels.device, plan.checkpoint, first_step, checkpoints, folder)
+    samples = Samples(
+        world, tracer, model, backend, settings.sample_every, settings.tokenizer, plan.threads, settings.seed,
+        settings.seq_len,
+    )  # fmt: skip
+    return [
+        partial(between_steps.begin_folder, world, folder, tracer, first_step),
+        validate,
+        # The log comes before hooks that may end the run, so that it holds this step.
+        partial(between_steps.log_step, folder, progress),
+        partial(between_steps.end_if_diverged, world, checkpoints),
+        partial(between_steps.check_replicas, world, model, settings.check_replicas, holds, mesh),
+        gpu_choices.after,
+        samples.after,
+        partial(between_steps.begin_checkpoint, checkpoints, tracer),
+    ]
 
 
 def new_folder(plan: Plan, world, lock, used: dict, peak, checkout) -> RunFolder | None:

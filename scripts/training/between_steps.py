@@ -5,8 +5,6 @@ Each hook gets a MadeStep. All of them are collective: every rank calls each of 
 
 import math
 import zlib
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -87,27 +85,19 @@ def begin_checkpoint(checkpoints, tracer, step: MadeStep) -> None:
             checkpoints.begin(step.number)
 
 
-@dataclass(frozen=True)
-class Validation:
-    """Computes the mean loss over the first windows of the validation set. All workers share the work."""
+def validate(comm, tracer, worker, every: int, last_step: int, batches: int, evaluated, step: MadeStep) -> None:
+    """Add "val_loss" to the step's record if a validation is due: the mean over the first validation windows.
 
-    comm: object
-    tracer: object
-    worker: object
-    every: int  # in steps, 0 for no validation
-    last_step: int  # always validated
-    batches: int  # see Worker.validation_loss
-    evaluated: Callable = nullcontext  # of the strategy
-
-    def after(self, step: MadeStep) -> None:
-        """Add "val_loss" to the step's record if a validation is due."""
-        if not is_time(step.number, self.every) and not (self.every and step.number == self.last_step):
-            return
-        with self.tracer.phase("eval"), self.evaluated():
-            part = self.worker.validation_loss(self.batches, self.tracer.moves_on)
-        with self.tracer.phase("wait"):
-            loss, tokens = sum_everywhere(self.comm, *part)
-        step.record["val_loss"] = loss / tokens
+    every: in steps, 0 for no validation. last_step: always validated. batches: see Worker.validation_loss. evaluated:
+    of the strategy.
+    """
+    if not is_time(step.number, every) and not (every and step.number == last_step):
+        return
+    with tracer.phase("eval"), evaluated():
+        part = worker.validation_loss(batches, tracer.moves_on)
+    with tracer.phase("wait"):
+        loss, tokens = sum_everywhere(comm, *part)
+    step.record["val_loss"] = loss / tokens
 
 
 class Samples:
@@ -170,35 +160,27 @@ class Samples:
         return copy
 
 
-@dataclass(frozen=True)
-class ReplicaCheck:
-    """--check-replicas: compare the parameters of all data-parallel replicas, to detect memory or network faults."""
+def check_replicas(world, model: WholeModel, every: int, holds: bool, mesh, step: MadeStep) -> None:
+    """--check-replicas: end the job if replicas' parameters differ, as after a memory or network fault.
 
-    world: object
-    model: WholeModel
-    every: int  # in steps, 0 for never
-    holds: bool  # whether this rank compares its parameters; ranks of a node may share one copy
-    mesh: object = None  # see state.py
-
-    def after(self, step: MadeStep) -> None:
-        """End the job if ranks' parameters differ, naming the ranks that differ from most others.
-
-        This happens every `every` steps and before each checkpoint.
-        """
-        if not is_time(step.number, self.every) and not (self.every and step.is_saved):
-            return
-        own = (self.mesh.stage, self.mesh.shard) if shares_model(self.mesh) else None
-        checksum = 0
-        with self.model.evaluated():
-            for start, stop in self.model.held_ranges():
-                checksum = zlib.crc32(self.model.held.flat[start:stop], checksum)
-        told = self.world.comm.allgather((own, checksum if self.holds else None))
-        found = []
-        for shard in dict.fromkeys(shard for shard, _ in told):
-            alike = [rank for rank, (theirs, _) in enumerate(told) if theirs == shard]
-            found.append(who_differs([told[rank][1] for rank in alike], [self.world.places[rank] for rank in alike]))
-        if words := "; ".join(filter(None, found)):
-            end_with_one_line(self.world.comm, f"after step {step.number} {words}: use --resume on other nodes")
+    Replicas are compared every `every` steps (0: never) and before each checkpoint. The line names the ranks that
+    differ from most others. holds: whether this rank compares its parameters; ranks of a node may share one copy. mesh:
+    see state.py.
+    """
+    if not is_time(step.number, every) and not (every and step.is_saved):
+        return
+    own = (mesh.stage, mesh.shard) if shares_model(mesh) else None
+    checksum = 0
+    with model.evaluated():
+        for start, stop in model.held_ranges():
+            checksum = zlib.crc32(model.held.flat[start:stop], checksum)
+    told = world.comm.allgather((own, checksum if holds else None))
+    found = []
+    for shard in dict.fromkeys(shard for shard, _ in told):
+        alike = [rank for rank, (theirs, _) in enumerate(told) if theirs == shard]
+        found.append(who_differs([told[rank][1] for rank in alike], [world.places[rank] for rank in alike]))
+    if words := "; ".join(filter(None, found)):
+        end_with_one_line(world.comm, f"after step {step.number} {words}: use --resume on other nodes")
 
 
 def who_differs(checksums: list[int | None], places: list[dict]) -> str | None:

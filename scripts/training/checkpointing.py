@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +41,7 @@ class NotFiniteError(UserError):
 
 
 @dataclass
-class Checkpointing:
+class Checkpointing(AbstractContextManager):
     """Writes checkpoints. Every rank has one; `begin`, `settle` and `leave_last` are collective.
 
     Ranks that hold the same model shard each write a share of it. costs: for each part that this rank wrote, the step,
@@ -70,9 +71,6 @@ class Checkpointing:
         self._completing: Future | None = None  # rank 0 completes the checkpoint
         self._facts = None
         self.costs = []
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, kind, *error) -> None:
         """If all ranks end with a one-line error, complete the checkpoint already begun: it is still valid."""

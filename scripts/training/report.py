@@ -3,7 +3,6 @@
 import errno
 import os
 import resource
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
@@ -30,30 +29,26 @@ def run_table(used: dict, plan, world, peak) -> str:
     shared = plan.shared
     config = shared.whole.config
     workers = worker_count(used["server"], world.size)
-    cut = shared.cut.text(shared.mesh.data)
     on_gpus = "gpus" in plan.backend
     hardware = gpu_facts(world.places, plan.backend, used["transport"]) if on_gpus else core_facts(plan.backend)
     tokens = plan.global_batch * used["seq_len"]
+    other_weights = "differ from those of the exact strategies: this exchange loses information"
     facts = {
         "model": f"{config.n_layer} layers, {config.n_head} heads, {config.n_embd} channels, context {config.context}, "
         f"{config.vocab_size} tokens: {shared.whole.count:,} parameters",
-        **({"cut": cut} if cut else {}),
+        "cut": shared.cut.text(shared.mesh.data),
         "ranks": f"{world.size} on {count_text(world.node_count, 'node')}, {workers} compute, "
         f"{count_text(plan.threads, 'thread')} on rank 0",
         **hardware,
         "peak": str(peak),
-        **({"embedding": plan.embedding.text} if plan.embedding.text else {}),
+        "embedding": plan.embedding.text,
         "step": f"{plan.global_batch} sequences of {used['seq_len']}: {tokens:,} tokens",
-        **(
-            {}
-            if plan.same_weights
-            else {"weights": "differ from those of the exact strategies: this exchange loses information"}
-        ),
+        "weights": None if plan.same_weights else other_weights,
         "data": data_text(plan.train, plan.val, used["steps"] * plan.global_batch),
         "MPI": library_name(),
         "run folder": str(plan.folder),
     }
-    lines = [f"{name:<13} {value}" for name, value in facts.items()]
+    lines = [f"{name:<13} {value}" for name, value in facts.items() if value is not None]
     if auto := plan.backend["auto"]:
         overlap = " with overlap" if auto["overlap"] else ""
         lines.insert(0, f"--strategy auto chose {auto['strategy']}{overlap}: {auto['why']}")
@@ -88,12 +83,12 @@ def blas_of_ranks(world) -> dict:
     return {"blas": kinds}
 
 
-def core_facts(backend: dict) -> dict[str, str]:
-    """Describe the BLAS, and other kernels that also compute products."""
+def core_facts(backend: dict) -> dict[str, str | None]:
+    """Describe the BLAS, and other kernels that also compute products (None if there are none)."""
     kinds = backend["blas"]
     products = backend["products"]
-    line = {"BLAS": blas_text(kinds[0]) + (" on rank 0; others are unlike" if len(kinds) > 1 else "")}
-    return line if products == "BLAS" else line | {"products": products}
+    blas = blas_text(kinds[0]) + (" on rank 0; others are unlike" if len(kinds) > 1 else "")
+    return {"BLAS": blas, "products": None if products == "BLAS" else products}
 
 
 def gpu_facts(places: list[dict], backend: dict, transport: str) -> dict[str, str]:
@@ -146,54 +141,49 @@ def warn(text: str) -> None:
     say(f"warning: {text}", on_stderr=True)
 
 
-@dataclass(frozen=True)
-class Ending:
-    """Ends a run."""
+def end_run(
+    world, folder, traces: Path | None, tracer, failures: TraceFailures, step: int, ended_by: str | None,
+    checkpoint_costs: list[dict],
+) -> None:  # fmt: skip
+    """Write summary.json, and the clocks and links of all nodes, after the last step. Collective.
 
-    world: object
-    folder: object  # rank 0's RunFolder
-    traces: Path | None  # RUN/traces, None if the run has no traces
-    tracer: object
-    failures: TraceFailures
-
-    def tell(self, step: int, ended_by: str | None, checkpoint_costs: list[dict]) -> None:
-        """Write summary.json, and the clocks and links of all nodes, after the last step. Collective.
-
-        ended_by: None if the run has made all its steps; else rank 0 prints it, and how to resume.
-        """
-        world = self.world
-        facts = {
-            "peak_memory_bytes": world.comm.gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
-            "tracing_share": tracing_share(self.tracer),
-            "checkpoints": world.comm.gather(checkpoint_costs),
-        }
-        are_full = world.comm.gather(self.tracer.is_full)
-        at_end = {END_CLOCKS: world.comm.gather({"node": world.node} | clock_offset(world))}
-        if ended_by is None and self.traces:  # not after a signal: a scheduler may be waiting for the end of the job
-            at_end[END_LINKS] = probe_links(world)
-        self.failures.tell(world.comm.gather(self.failures.own()), at_end=True)
-        with world.together(UserError):
-            if world.rank == 0:
-                if self.traces and world.node_count > 1:
-                    self._keep(at_end)
-                self.folder.write_summary(**facts)
-                path = self.folder.path
+    folder: rank 0's RunFolder. traces: RUN/traces, None if the run has no traces. ended_by: None if the run has made
+    all its steps; else rank 0 prints it, and how to resume.
+    """
+    facts = {
+        "peak_memory_bytes": world.comm.gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
+        "tracing_share": tracing_share(tracer),
+        "checkpoints": world.comm.gather(checkpoint_costs),
+    }
+    are_full = world.comm.gather(tracer.is_full)
+    at_end = {END_CLOCKS: world.comm.gather({"node": world.node} | clock_offset(world))}
+    if ended_by is None and traces:  # not after a signal: a scheduler may be waiting for the end of the job
+        at_end[END_LINKS] = probe_links(world)
+    failures.tell(world.comm.gather(failures.own()), at_end=True)
+    with world.together(UserError):
+        if world.rank == 0:
+            if traces and world.node_count > 1:
+                keep_at_end(traces, at_end)
+            folder.write_summary(**facts)
+            path = folder.path
+            world.print(
+                f"peak memory of a rank {max(facts['peak_memory_bytes']) / 1e9:.2f} GB; tracing took "
+                f"{facts['tracing_share']:.2%} of the traced steps; run folder {path}"
+            )
+            if any(are_full):
                 world.print(
-                    f"peak memory of a rank {max(facts['peak_memory_bytes']) / 1e9:.2f} GB; tracing took "
-                    f"{facts['tracing_share']:.2%} of the traced steps; run folder {path}"
+                    "the traces end before the run, as they are as large as --trace-mb allows: raise it, or choose "
+                    "steps by --trace FROM:TO"
                 )
-                if any(are_full):
-                    world.print(
-                        "the traces end before the run, as they are as large as --trace-mb allows: raise it, or "
-                        "choose steps by --trace FROM:TO"
-                    )
-                if ended_by:
-                    world.print(f"{ended_by} ended the run after step {step}: continue it with --out {path} --resume")
+            if ended_by:
+                world.print(f"{ended_by} ended the run after step {step}: continue it with --out {path} --resume")
 
-    def _keep(self, at_end: dict[str, list[dict]]) -> None:
-        for name, nodes in at_end.items():
-            try:
-                write_at_end(self.traces, name, nodes)
-            except OSError as error:
-                kept = "clocks" if name == END_CLOCKS else "links"
-                return warn(f"{self.traces / name}: {error.strerror}: the traces keep the {kept} of the start alone")
+
+def keep_at_end(traces: Path, at_end: dict[str, list[dict]]) -> None:
+    """Write these files of RUN/traces; warn if that fails. at_end: {name of the file: facts of all nodes}."""
+    for name, nodes in at_end.items():
+        try:
+            write_at_end(traces, name, nodes)
+        except OSError as error:
+            kept = "clocks" if name == END_CLOCKS else "links"
+            return warn(f"{traces / name}: {error.strerror}: the traces keep the {kept} of the start alone")

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from dist.console import USER_MISTAKE
@@ -16,7 +16,7 @@ from scripts.training.lock_file import BEAT_S, LOCK, PAUSE_S, LockFile, look, ow
 SEEN_WITHIN_S = 10.0  # NFS may hide a new file from other nodes for this long
 
 
-class RunLock:
+class RunLock(AbstractContextManager):
     """A context that releases the lock at its end, also after an error.
 
     run: the number of this start, on every rank, once the lock is taken. supervisor: the number of the --restarts
@@ -31,9 +31,6 @@ class RunLock:
         self._file: LockFile | None = None  # rank 0's
         self._heartbeat = None
         self._ending = threading.Lock()
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *error):
         self.release()

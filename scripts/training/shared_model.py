@@ -15,14 +15,13 @@ from gpt2.model import GPT2
 from gpt2.model_shards import ONE_SHARD
 from gpt2.parallel_model import ParallelGPT2
 from gpt2.parameters import Layout, Parameters
-from scripts.backends.partners import Partners
+from scripts.backends.partners import new_partners
 from scripts.settings.model_parallel import ModelCut
 from scripts.training.model_sync import ModelSync
 from scripts.training.state import shares_model
 from scripts.training.worker import NoStageLinks, Server, Worker
 
 SHARD_MULTIPLE = 16  # elements, 64 bytes: the range that a rank owns begins on a cache line
-REPLICATED_VECTORS = 6  # per layer: weight and bias of both LayerNorms, and two more biases
 
 
 class GroupTracer:
@@ -88,13 +87,8 @@ class SharedModel:
 
     def meet_partners(self, backend, rows: int, tracer) -> None:
         """Set up the exchange of activations, (rows, channels), with the ranks of the same model. Collective."""
-        mesh = self.mesh
-        C = self.whole.config.n_embd
-        partners = Partners(backend, tracer.interruption, self._resources)
-        if mesh.tensor > 1:
-            self.parts = partners.new_parts(mesh.shards_world, C * max(rows, REPLICATED_VECTORS))
-        if mesh.pipeline > 1:
-            self.stage_links = partners.new_links(mesh.stages_world, (rows, C), self.parts)
+        shape = rows, self.whole.config.n_embd
+        self.parts, self.stage_links = new_partners(backend, self.mesh, shape, tracer.interruption, self._resources)
 
     def new_worker(
         self, backend, strategy, batch_size: int, length: int, overlap: bool, train, val, tracer, lookup=None

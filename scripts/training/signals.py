@@ -51,8 +51,8 @@ class Signals:
             signal.signal(number, self._count)
         # While the main thread waits in MPI, Python runs no handler, but it writes the signal's number to this pipe.
         self._numbers, writing = os.pipe()
-        for end in (self._numbers, writing):
-            os.set_blocking(end, False)
+        for descriptor in (self._numbers, writing):
+            os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         self._has_sigterm = False
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITING)

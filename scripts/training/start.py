@@ -144,7 +144,12 @@ def restore(checkpoint: Checkpoint, strategy, layout, facts: dict, world, mesh=N
         strategy.clipping.remember(checkpoint.facts["norms"])
         for updated in strategy.state():
             updated.optimizer.step = checkpoint.facts["updates"]
-        missing = [name for name, *array in strategy.own_arrays() if not _filled(checkpoint, name, *array, layout)]
+        missing = []
+        for name, start, values in strategy.own_arrays():
+            if name in checkpoint.arrays:
+                _fill(values, checkpoint, name, start, layout)
+            else:
+                missing.append(name)
         if missing:
             world.print(f"the checkpoint, of other ranks or another strategy, has no {missing[0]}: it begins anew")
         errors = strategy.errors()
@@ -157,13 +162,6 @@ def restore(checkpoint: Checkpoint, strategy, layout, facts: dict, world, mesh=N
             elif any("errors_" in array for array in checkpoint.arrays):
                 world.print("error feedback begins anew: the checkpoint's belongs to other ranks or another strategy")
     strategy.resumed()
-
-
-def _filled(checkpoint: Checkpoint, name: str, start: int, values, layout) -> bool:
-    """Fill values from this array of the checkpoint. Return False, and fill nothing, if the checkpoint lacks it."""
-    if name in checkpoint.arrays:
-        _fill(values, checkpoint, name, start, layout)
-    return name in checkpoint.arrays
 
 
 def _fill(values, checkpoint: Checkpoint, array: str, start: int, layout) -> None:

@@ -54,8 +54,10 @@ class WholeModel:
         return self._gathered_ranges() if self._copy else self.held_ranges()
 
     def _gathered_ranges(self):
-        own = ranges_of_whole(self.held.layout)
-        whole = Layout(self.held.layout.config)
+        layout = self.held.layout
+        first = 0 if layout.shard.is_first else 1 + layout.shard.first_layer  # the embeddings are range 0 of the whole
+        own = dict(enumerate(layout.ranges, first))
+        whole = Layout(layout.config)
         for number, (start, stop) in enumerate(whole.ranges):
             if number in own:
                 self._bring(*own[number])
@@ -66,12 +68,6 @@ class WholeModel:
         self._before_use(start, stop)  # even for an empty range: other ranks may wait for this rank in the call
         if start < stop:
             self._fetch(start, stop)
-
-
-def ranges_of_whole(layout: Layout) -> dict[int, tuple[int, int]]:
-    """Return {number of a range of the whole model: the model shard's range within it}."""
-    first = 0 if layout.shard.is_first else 1 + layout.shard.first_layer  # the embeddings have number 0
-    return dict(enumerate(layout.ranges, first))
 
 
 class ShardGathering:

@@ -15,7 +15,7 @@ from gpt2.formats import checkpoint_files
 from gpt2.model import GPT2
 from gpt2.optimizer import AdamW, Clipping
 from gpt2.parameters import Parameters, initialize
-from scripts.training.between_steps import ReplicaCheck
+from scripts.training import between_steps
 from scripts.training.worker import Worker
 from strategies import STRATEGIES
 from tests.ranks import test_strategies as small
@@ -117,15 +117,15 @@ def kept(runs, out) -> list[str]:
 @pytest.mark.ranks(3)
 def test_ranks_that_drift_apart_are_named(comm, runs, monkeypatch, capsys):
     """Before a checkpoint takes it in: that of step 3 is none of the steps that --check-replicas names."""
-    check = ReplicaCheck.after
+    check = between_steps.check_replicas
 
-    def drift(self, step):
-        if self.world.rank == 1 and step.number == DRIFT_STEP:
-            self.model.parameters.flat[100] += 1e-6
-        check(self, step)
+    def drift(world, model, *rest):
+        if world.rank == 1 and rest[-1].number == DRIFT_STEP:
+            model.parameters.flat[100] += 1e-6
+        check(world, model, *rest)
 
     runs.run("healthy", "--check-replicas", 1, "--strategy", "zero-3")
-    monkeypatch.setattr(ReplicaCheck, "after", drift)
+    monkeypatch.setattr(between_steps, "check_replicas", drift)
     says = f"hold different parameters from the rest: rank 1 on {runs.world.host}: use --resume on other nodes"
     text = ends_with(runs, capsys, "between", "--check-replicas", 4, "--checkpoint-every", 2, "--strategy", "allreduce")
     assert text.startswith(f"error: after step 4 these {says}")
@@ -140,14 +140,14 @@ def test_ranks_that_drift_apart_are_named(comm, runs, monkeypatch, capsys):
 
 @pytest.mark.ranks(2)
 def test_of_two_nobody_knows_which_is_right(comm, runs, monkeypatch, capsys):
-    check = ReplicaCheck.after
+    check = between_steps.check_replicas
 
-    def drift(self, step):
-        if self.world.rank == 0 and step.number == DRIFT_STEP:
-            self.model.parameters.flat[100] += 1e-6
-        check(self, step)
+    def drift(world, model, *rest):
+        if world.rank == 0 and rest[-1].number == DRIFT_STEP:
+            model.parameters.flat[100] += 1e-6
+        check(world, model, *rest)
 
-    monkeypatch.setattr(ReplicaCheck, "after", drift)
+    monkeypatch.setattr(between_steps, "check_replicas", drift)
     text, host = ends_with(runs, capsys, "run", "--check-replicas", 3, "--strategy", "ring"), runs.world.host
     assert text.startswith(
         "error: after step 3 these hold different parameters, and nobody can tell which are right: "

@@ -7,7 +7,7 @@ from dist.world import start_world
 from gpt2.config import GPT2Config
 from gpt2.model_shards import model_shards
 from gpt2.parameters import Layout, Parameters, initialize
-from scripts.training.between_steps import MadeStep, ReplicaCheck
+from scripts.training.between_steps import MadeStep, check_replicas
 from scripts.training.whole_model import WholeModel
 from tests.support.stand_in_mesh import mesh_of
 
@@ -29,10 +29,10 @@ def test_rank_0_sees_the_whole_model(comm):
             for start, stop in model.ranges():
                 if world.rank == 0:
                     np.testing.assert_array_equal(model.parameters.flat[start:stop], whole.flat[start:stop])
-        ReplicaCheck(world, model, 1, True, mesh).after(MadeStep(1, None, {}))
+        check_replicas(world, model, 1, True, mesh, MadeStep(1, None, {}))
         held.flat[-1] += mesh.replica + mesh.shard + 3 * mesh.stage  # replicas differ only if there are several
         if mesh.data == 1:
-            ReplicaCheck(world, model, 1, True, mesh).after(MadeStep(1, None, {}))
+            check_replicas(world, model, 1, True, mesh, MadeStep(1, None, {}))
         else:
             with pytest.raises(SystemExit):
-                ReplicaCheck(world, model, 1, True, mesh).after(MadeStep(1, None, {}))
+                check_replicas(world, model, 1, True, mesh, MadeStep(1, None, {}))

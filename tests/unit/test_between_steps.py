@@ -1,12 +1,13 @@
 """What comes between steps: when, what a validation makes of its sums, and which lines of a log are whole."""
 
 import math
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
 from scripts.training import between_steps, folder
-from scripts.training.between_steps import MadeStep, Validation, is_time
+from scripts.training.between_steps import MadeStep, is_time, validate
 from traces import Tracer
 
 
@@ -19,10 +20,9 @@ def test_every_so_many_steps():
 def test_a_validation_is_a_mean_and_the_last_step_has_one(every, steps, monkeypatch):
     monkeypatch.setattr(between_steps, "sum_everywhere", lambda comm, *part: [2 * number for number in part])
     worker = SimpleNamespace(validation_loss=lambda *batches: (30.0, 10))
-    validation = Validation(None, Tracer(), worker, every, last_step=10, batches=1)
     made = [MadeStep(number, None, {}) for number in range(1, 11)]
     for step in made:
-        validation.after(step)
+        validate(None, Tracer(), worker, every, 10, 1, nullcontext, step)
     assert {step.number: step.record for step in made if step.record} == {step: {"val_loss": 3.0} for step in steps}
 
 

@@ -12,7 +12,7 @@ from gpt2.formats.checkpoints import Checkpoint, model_facts, newest_first
 from gpt2.model_shards import whole as whole_piece
 from gpt2.optimizer import Clipping
 from gpt2.parameters import Parameters
-from scripts.training.between_steps import MadeStep, ReplicaCheck, Samples
+from scripts.training.between_steps import MadeStep, Samples, check_replicas
 from scripts.training.checkpointing import Checkpointing
 from scripts.training.start import restore
 from scripts.training.state import errors_name, mesh_facts, prefix_of
@@ -107,11 +107,11 @@ def test_replicas_of_a_piece_are_compared(wrong, capsys):
     def program(world, mesh, layout):
         own = Ranges(ARRAYS["parameters"], layout)
         own.values[3] += world.rank in wrong
-        check = ReplicaCheck(world, WholeModel(own.parameters, own.before_use, no_fetch, mesh), 2, True, mesh)
-        check.after(MadeStep(1, None, {}))
+        model = WholeModel(own.parameters, own.before_use, no_fetch, mesh)
+        check_replicas(world, model, 2, True, mesh, MadeStep(1, None, {}))
         assert own.used == []
         try:
-            check.after(MadeStep(2, None, {}))
+            check_replicas(world, model, 2, True, mesh, MadeStep(2, None, {}))
         except SystemExit as end:
             return end.code
         return None

@@ -13,7 +13,7 @@ import pytest
 
 from gpt2.errors import UserError
 from scripts.training.folder import RunFolder
-from scripts.training.report import Ending, TraceFailures
+from scripts.training.report import TraceFailures, keep_at_end
 from tests.support.make_run import IDENTITY
 from traces import Tracer
 from traces.read.trace_files import read_at_end, read_counters, read_trace
@@ -118,7 +118,7 @@ def test_clocks_that_cannot_be_written(tmp_path, capsys):
         write_at_end(tmp_path, END_CLOCKS, clocks)
     assert read_at_end(tmp_path, END_CLOCKS) == {}
     (tmp_path / "clocks.json").mkdir()
-    Ending(None, None, tmp_path, None, None)._keep({END_CLOCKS: clocks, END_LINKS: []})
+    keep_at_end(tmp_path, {END_CLOCKS: clocks, END_LINKS: []})
     assert capsys.readouterr().err == (
         f"warning: {tmp_path / 'clocks.json'}: Is a directory: the traces keep the clocks of the start alone\n"
     )
