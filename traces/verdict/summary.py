@@ -7,7 +7,7 @@ import numpy as np
 
 from traces.read.analysis import StepTimes, measure, rates
 from traces.read.runs import Run
-from traces.read.waits import STATES, SYNCHRONIZING, find_wait_states
+from traces.read.waits import STATES, SYNCHRONIZING
 from traces.record.phases import COMPUTE, COPY, EXCHANGE, INDEX, PHASES, PIPELINE, STEP
 from traces.units import mfu_text, short_ms
 from traces.verdict.diagnosis import Diagnosis, find_bottleneck
@@ -107,7 +107,7 @@ def parts(figures: dict) -> dict[str, float]:
 def wait_table(measured: TimedRun) -> dict[str, np.ndarray]:
     """Return (R,) milliseconds of each visible part of the step, medians over steps: work, wait states, and "other"."""
     times = measured.times
-    states = find_wait_states(measured.run).per_step(times.steps, len(measured.run.ranks))
+    states = measured.diagnosis.evidence.wait_states.per_step(times.steps, len(measured.run.ranks))
     seconds = {"data": times.phase("data"), "computing": times.phase(*COMPUTE), "copies": times.phase(*COPY)}
     seconds["transfer"] = np.maximum(times.phase(*SYNCHRONIZING) - states.sum(axis=2), 0)
     seconds |= {name: states[:, :, index] for index, name in enumerate(STATES)}
