@@ -44,7 +44,7 @@ def draw_ports(measured: TimedRun) -> Figure:
         handles.append(Line2D([], [], **MARK_STYLE, label="the strategy's messages"))
     width = min(11.0, max(7.6, 2.4 + 0.9 * len(traffic.nodes)))
     notes = [*look.facts([measured]), look.median_note([measured])]
-    title = title_lines(measured.diagnosis, measured.label, "ports", *_ports(bars, room))
+    title = title_lines(measured, "ports", *_ports(bars, room))
     with look.page(width, 3.2, *title, handles, notes) as figure:
         axes = figure.subplots()
         for shift, way in ((-0.21, "in"), (0.21, "out")):
@@ -81,7 +81,7 @@ def draw_messages(measured: TimedRun, matrix: np.ndarray, nodes: list[int]) -> F
     between = node_matrix(matrix, nodes)
     highest = max(matrix.max(), between.max(), 1) * 1e-6
     norm = LogNorm(highest / 10**DECADES, highest)
-    with look.page(9, 4.2, *title_lines(measured.diagnosis, measured.label, "messages", _messages(between))) as figure:
+    with look.page(9, 4.2, *title_lines(measured, "messages", _messages(between))) as figure:
         left, right = figure.subplots(1, 2)
         _draw_table(left, matrix * 1e-6, norm, "rank")
         for place in np.flatnonzero(np.diff(nodes)) + 0.5:
