@@ -93,7 +93,7 @@ def read_measured_at_end(folder: Path, name: str, gaps: Gaps) -> dict[int, dict]
     try:
         found = schemas.parse(read_bytes(path))
         if type(found) is not list:
-            raise ValueError("no list of nodes")
+            raise ValueError("it is not a list of nodes")
         for node in found:
             schemas.check_fields("a node", node, AT_END[name])
         return {node["node"]: node for node in found}

@@ -194,7 +194,7 @@ def _read_all_counters(
         try:
             one = read_counters(path, end_clocks, most_bytes)
             if path != counters_path(folder, one.node) or hosts.get(one.node, one.host) != one.host:
-                raise ValueError(f"it says that it is of node {one.node}, {one.host}")
+                raise ValueError(f"its header names node {one.node}, {one.host}")
         except (OSError, ValueError) as error:
             gaps.left_out(path, error)
             continue

@@ -165,7 +165,7 @@ def parse(text: bytes):
 def _without_doubles(pairs: list[tuple]) -> dict:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name stands twice in one object")
+        raise ValueError("a name appears twice in one object")
     return found
 
 
@@ -224,7 +224,7 @@ def check_identity(identity) -> None:
         place = [identity[name] for name in MESH_PLACE]
         if len(counts) != 3 or math.prod(counts) != ranks or any(map(int.__ge__, place, counts)):
             found = f"replica, shard and stage {place} of {counts}"
-            raise ValueError(f"its header says {found}, which is no place among {ranks} ranks")
+            raise ValueError(f"its header says {found}, which is not a place among {ranks} ranks")
 
 
 def check_clock(clock) -> None:
