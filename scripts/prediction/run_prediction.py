@@ -154,7 +154,7 @@ def own_schedule(run: Run) -> PredictedExchange | None:
 
 
 def measured_of(evidence: Evidence) -> MeasuredStep:
-    update_s = float(np.median(evidence.phase("update").max(axis=1)))
+    update_s = float(np.median(evidence.times.phase("update").max(axis=1)))
     return measured_step(evidence.times.step_seconds, evidence.transfer_s, update_s)
 
 

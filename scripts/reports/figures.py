@@ -1,8 +1,7 @@
 """Draw all figures of one run, or of several."""
 
-from scripts.prediction.run_prediction import message_matrix, own_exchange, own_schedule
+from scripts.prediction.run_prediction import message_matrix, own_exchange
 from traces.plots import comparison, expected, loss_curves, network, ranks, timeline, whole_run
-from traces.read.traffic import node_traffic
 from traces.verdict.summary import TimedRun
 
 
@@ -16,11 +15,8 @@ def figures_of_run(measured: TimedRun) -> dict:
     }
     if any(row.get("loss") is not None for row in measured.run.log):
         figures |= {"loss": loss_curves.draw([measured]), "whole-run": whole_run.draw(measured)}
-    if counted := node_traffic(measured.run, measured.times):
-        links = [measured.run.links.get(node) for node in counted.nodes]
-        predicted = own_schedule(measured.run)
-        sent = None if predicted is None else {"in": predicted.bytes_in, "out": predicted.bytes_out}
-        figures["ports"] = network.draw_ports(measured, counted, links if all(links) else [], sent)
+    if measured.diagnosis.evidence.traffic:
+        figures["ports"] = network.draw_ports(measured)
     matrix = message_matrix(measured.run)
     if matrix is not None:
         nodes = [place["node"] for place in measured.run.config["ranks"]]

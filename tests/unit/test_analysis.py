@@ -38,8 +38,6 @@ def test_summary_adds_up_to_the_step(tmp_path):
     assert figures["phases_ms"] == pytest.approx(expected)
     assert figures["waiting_ms"] == pytest.approx({"reduce": 20 / 3, "bcast": 10})
     assert figures["other_ms"] == pytest.approx(84 - 80)
-    assert figures["exchange_share"] == pytest.approx((86 / 3 + 30) / 84)
-    assert figures["waiting_share"] == pytest.approx((20 / 3 + 10) / 84)
     assert figures["tokens_per_s"] == pytest.approx(4096 / 0.084)
     cut = parts(figures)
     assert cut == pytest.approx(
@@ -128,7 +126,7 @@ def test_waiting_is_the_phase_and_the_part_of_the_exchanges():
     assert parts(figures) == {"allreduce": 6, "waiting": 9, "other": 1}
 
 
-def test_no_share_of_a_step_is_more_than_the_step(tmp_path):
+def test_phases_may_add_up_to_more_than_the_step(tmp_path):
     """Where phases are long in different steps, the sum of their medians is more than the median of their sums."""
     spans = [
         (3, "reduce", 0, 20, 29), (3, STEP, -1, 20, 30),
@@ -139,7 +137,7 @@ def test_no_share_of_a_step_is_more_than_the_step(tmp_path):
     assert figures["steps"] == 3
     assert figures["phases_ms"] == pytest.approx({"reduce": 9, "bcast": 9})
     assert figures["step_ms"] == pytest.approx(10)
-    assert figures["exchange_share"] == pytest.approx(0.9)
+    assert figures["other_ms"] == 0
 
 
 def test_what_lies_between_steps_is_in_no_step(tmp_path):

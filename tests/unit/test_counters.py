@@ -8,7 +8,8 @@ import pytest
 
 from tests.support.make_run import IDENTITY, MS, three_ranks, write_run
 from traces import RunError, Tracer, read_run
-from traces.read.trace_files import read_at_end, read_counters, read_trace, to_rank_0
+from traces.read.run_files import Gaps, read_measured_at_end
+from traces.read.trace_files import read_counters, read_trace, to_rank_0
 from traces.record.files import COUNTERS, END_CLOCKS, SAMPLE_NS, CounterFile, counters_path, trace_path, write_at_end
 from traces.record.phases import INDEX, STEP
 from traces.record.recorder import tracing_share
@@ -73,7 +74,7 @@ def test_a_new_run_forgets_the_end_clocks_of_an_earlier_one(tmp_path):
     """They are of other moments: with them all times of the new run would be bent."""
     write_at_end(tmp_path, END_CLOCKS, [{"node": 0, "offset_ns": 10**9, "error_ns": 9, "at_ns": 10**12}])
     Tracer(tmp_path, IDENTITY).close()
-    assert read_at_end(tmp_path, END_CLOCKS) == {}
+    assert read_measured_at_end(tmp_path, END_CLOCKS, Gaps(allowed=False)) == {}
 
 
 def test_drifting_clocks_are_interpolated():

@@ -150,14 +150,14 @@ def test_without_the_places_in_config_json(tmp_path):
     del run.config["ranks"]
     export(run, tmp_path, "without")
     assert (tmp_path / "with.row").read_text() == (tmp_path / "without.row").read_text()
-    with pytest.raises(RunError, match="where all ranks sat"):
+    with pytest.raises(RunError, match="where all ranks ran"):
         chrome.export(dataclasses.replace(run, ranks=run.ranks[:2]), tmp_path / "a.json")
 
 
 def test_a_run_that_traced_nothing(tmp_path):
     run = read_run(write_run(tmp_path / "run", [[], []], [0, 1]))
     for exporter in (paraver, chrome):
-        with pytest.raises(RunError, match="no phase is in it"):
+        with pytest.raises(RunError, match="contains no phase"):
             exporter.export(run, tmp_path / "out")
 
 

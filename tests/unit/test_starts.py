@@ -120,7 +120,7 @@ def test_traces_of_another_run_are_nobodys(run):
     """As of a folder that was copied in by hand."""
     config = run / "earlier-traces" / "to-step-00000030" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"started": "2020-01-01T00:00:00+0000"}))
-    with pytest.raises(RunError, match="it has those of 2, 3"):
+    with pytest.raises(RunError, match="it has starts: 2, 3"):
         read_run(run, start=1)
 
 

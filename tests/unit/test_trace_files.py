@@ -136,10 +136,10 @@ def test_a_broken_run_folder_is_one_clear_line(tmp_path, case):
 
 SPANS_NO_TRACER_WRITES = {
     "ends first": ([(1, "forward", -1, 5, 4)], "ends before it begins"),
-    "before the machine started": ([(1, "forward", -1, -5, 4)], "its times are none"),
+    "before the machine started": ([(1, "forward", -1, -5, 4)], "or a time is impossible"),
     "phases overlap": ([(1, "forward", -1, 0, 10), (1, "backward", -1, 8, 20)], "two phases overlap"),
     "steps overlap": ([(1, STEP, -1, 0, 10), (2, STEP, -1, 8, 20)], "two steps overlap"),
-    "step twice": ([(1, STEP, -1, 0, 10), (1, STEP, -1, 10, 20)], "a step is there twice"),
+    "step twice": ([(1, STEP, -1, 0, 10), (1, STEP, -1, 10, 20)], "a step appears twice"),
     "steps turned round": ([(2, STEP, -1, 0, 10), (1, STEP, -1, 10, 20)], "a step comes after a later one"),
     "no time": ([(1, STEP, -1, 10, 10)], "a step took no time"),
     "not by end": ([(1, "forward", -1, 10, 20), (1, "data", -1, 0, 10)], "written before an earlier one"),
@@ -166,7 +166,7 @@ def test_counters_of_another_host_are_left_out(tmp_path):
     path.write_bytes(path.read_bytes().replace(b'"cn01"', b'"cn07"'))
     read = read_run(run)
     assert [one.node for one in read.counters] == [0]
-    assert "node-00001.counters is damaged and left out: it says that it is of node 1, cn07" in str(read.missing)
+    assert "node-00001.counters is damaged and left out: its header names node 1, cn07" in str(read.missing)
 
 
 @pytest.mark.parametrize("nodes", [[0, 2], [1, 1], [1, 2]])
@@ -191,7 +191,7 @@ def test_a_name_twice_in_an_object_is_damage(tmp_path):
     run = write_run(tmp_path, three_ranks(3), [0, 0, 1])
     config = run / "config.json"
     config.write_text(config.read_text().replace('"parameters"', '"parameters": 7, "parameters"', 1))
-    with pytest.raises(RunError, match="a name stands twice in one object"):
+    with pytest.raises(RunError, match="a name appears twice in one object"):
         read_run(run)
 
 

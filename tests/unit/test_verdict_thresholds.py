@@ -176,7 +176,7 @@ def test_steps_traced_because_they_were_slow_make_no_stall_frequent(trace, named
 def test_waiting_is_no_ranks_own_time():
     """The others wait while one stalls: they have not stalled."""
     made = stalled(20, (2, 1.0), (2, 1.0))
-    assert made.own == pytest.approx(made.phase("forward"))
+    assert made.own == pytest.approx(made.times.phase("forward"))
 
 
 # --- data ---

@@ -144,16 +144,16 @@ def test_bytes_go_to_the_phases_of_the_nodes_leader(tmp_path):
     run = counted_run(tmp_path)
     times = measure(run)
     traffic = node_traffic(run, times)
-    assert (traffic.nodes, traffic.places) == ([0, 1], [0, 2])
+    assert traffic.nodes == [0, 1]
     assert traffic.step_bytes("in") == pytest.approx([40_000, 0])
     assert traffic.step_bytes("out") == pytest.approx([0, 60_000])
-    assert traffic.bytes_out[1, 1, INDEX["backward"]] == pytest.approx(20_000)
-    assert traffic.bytes_out[1, 1, INDEX["allreduce"]] == pytest.approx(40_000)
+    assert traffic.bytes["out"][1, 1, INDEX["backward"]] == pytest.approx(20_000)
+    assert traffic.bytes["out"][1, 1, INDEX["allreduce"]] == pytest.approx(40_000)
     assert traffic.exchange_rate("out") == pytest.approx([0, 1e6])
-    traffic.bytes_in[:3] = 0
+    traffic.bytes["in"][:3] = 0
     assert traffic.step_bytes("in").tolist() == [0, 0]
     periodic = node_traffic(run, replace(times, exchange_period=4))
-    periodic.bytes_in[:3] = 0
+    periodic.bytes["in"][:3] = 0
     assert periodic.step_bytes("in") == pytest.approx([10_000, 0]), "the mean: the median step exchanges nothing"
 
 
@@ -218,5 +218,6 @@ def test_a_ports_rate_is_that_of_a_phase_long_enough_to_tell(share, rate):
     seconds, amounts = np.zeros((4, 1, len(NAMES))), np.zeros((4, 1, len(NAMES)))
     for name, part, amount in (("allreduce", share, 6e6 * share), ("allgather", 0.5, 1e6), (STEP, 1.0, 9e9)):
         seconds[:, :, INDEX[name]], amounts[:, :, INDEX[name]] = part, amount
-    assert NodeTraffic([0], [0], amounts, 0 * amounts, seconds, None).exchange_rate("in") == pytest.approx([rate])
-    assert NodeTraffic([0], [0], amounts, 0 * amounts, seconds, None).exchange_rate("out") == [0]
+    traffic = NodeTraffic([0], {"in": amounts, "out": 0 * amounts}, seconds, None)
+    assert traffic.exchange_rate("in") == pytest.approx([rate])
+    assert traffic.exchange_rate("out") == [0]

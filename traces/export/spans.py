@@ -49,7 +49,7 @@ def lay_out(run: Run) -> Spans:
     }
     written = [times for pair in found.values() for times in pair if len(times)]
     if not written:
-        raise RunError(f"{run.path / 'traces'}: no phase is in it; check that --trace FROM:TO lies inside --steps")
+        raise RunError(f"{run.path / 'traces'} contains no phase; check that --trace FROM:TO lies inside --steps")
     begin = min(times["start"][0] for times in written)
     for times in written:
         times["start"] -= begin
@@ -94,7 +94,7 @@ def _places(run: Run) -> list[dict]:
     """
     places = run.config.get("ranks") or [trace.identity for trace in run.ranks]
     if [place["rank"] for place in places] != list(range(run.ranks[0].identity["ranks"])):
-        raise RunError(f"{run.path}: neither config.json nor the traces say where all ranks sat; restore config.json")
+        raise RunError(f"{run.path}: neither config.json nor the traces say where all ranks ran; restore config.json")
     titles = {place["rank"]: {"title": f"rank {place['rank']}", "row": place["rank"]} for place in places}
     for row, index in enumerate([] if run.mesh is None else run.mesh.order.tolist()):
         rank = run.rank_numbers[index]

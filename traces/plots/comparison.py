@@ -35,7 +35,7 @@ def draw_phases(measured: list[TimedRun]) -> Figure:
     top = max(sum(cut.values()) for cut in cuts)
     (first, *others) = measured
     facts = speed_text(first.figures, [first.figures]), "the parts are a mean rank's"
-    title = _finding(measured) if others else title_lines(first.diagnosis, first.label, "phases", *facts)
+    title = _finding(measured) if others else title_lines(first, "phases", *facts)
     # The headline of a single run is longer than the sentence about several.
     width = 8.0 if len(measured) == 1 else min(12.0, max(6.4, 3.6 + 1.5 * len(measured)))
     notes = [*look.facts(measured), look.median_note(measured)]

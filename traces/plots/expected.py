@@ -14,7 +14,6 @@ from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from traces.plots import look
 from traces.plots.comparison import UNDER_BAR
-from traces.read.efficiency import Efficiency, efficiency, ideal_runtimes
 from traces.units import count_text
 from traces.verdict.summary import TimedRun
 
@@ -33,18 +32,17 @@ WITHIN = 0.15
 def draw_scaling(measured: list[TimedRun]) -> Figure:
     """Draw runs with two or more different numbers of ranks. Their logs must hold tokens per second."""
     measured = sorted(measured, key=lambda one: (one.figures["ranks"], one.label))
-    found = [efficiency(one.times, ideal_runtimes(one.run, one.times)) for one in measured]
     handles = [Patch(facecolor=look.BLUE, label="useful")]
     handles += [Patch(**style, edgecolor="white", label=f"lost: {text}") for text, style in LOST.values()]
     notes = [*look.facts(measured), look.median_note(measured)]
-    width = max(9.4, 4.7 + 0.95 * len(found))
+    width = max(9.4, 4.7 + 0.95 * len(measured))
     largest = measured[-1]
     size = count_text(largest.figures["ranks"], "rank")
     subtitle = f"{largest.label} on {size}: {largest.diagnosis.finding.headline}"
     with look.page(width, 3.7, _speedup(measured), subtitle, handles, notes) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(4.7, width - 4.7))
         _draw_rates(left, measured)
-        _draw_efficiencies(right, measured, found)
+        _draw_efficiencies(right, measured)
     return figure
 
 
@@ -78,16 +76,16 @@ def _apart(rates: list[float]) -> list[float]:
     return kept
 
 
-def _draw_efficiencies(axes, measured: list[TimedRun], found: list[Efficiency]) -> None:
-    for place, one in enumerate(found):
-        axes.bar(place, one.parallel, 0.66, color=look.BLUE, edgecolor="white")
-        axes.text(place, one.parallel / 2, f"{one.parallel:.0%}", ha="center", va="center", color="white", size=8)
-        bottom = one.parallel
+def _draw_efficiencies(axes, measured: list[TimedRun]) -> None:
+    for place, found in enumerate(one.diagnosis.evidence.efficiency for one in measured):
+        bottom = found["parallel"]
+        axes.bar(place, bottom, 0.66, color=look.BLUE, edgecolor="white")
+        axes.text(place, bottom / 2, f"{bottom:.0%}", ha="center", va="center", color="white", size=8)
         for name, (_, style) in LOST.items():
-            axes.bar(place, one.lost[name], 0.66, bottom, **style, edgecolor="white", linewidth=0.5)
-            bottom += one.lost[name]
+            axes.bar(place, found["lost"][name], 0.66, bottom, **style, edgecolor="white", linewidth=0.5)
+            bottom += found["lost"][name]
     several = len({one.run.label for one in measured}) > 1
-    axes.set_xticks(range(len(found)), [_bar_label(one, several) for one in measured], size=7 if several else 9)
+    axes.set_xticks(range(len(measured)), [_bar_label(one, several) for one in measured], size=7 if several else 9)
     axes.set_ylim(0, 1)
     axes.set_yticks([0, 0.5, 1], ["0", "50 %", "100 %"])
     axes.tick_params(axis="x", length=0)

@@ -91,7 +91,9 @@ def draw_lanes(axes: Axes, lanes: Lanes, ranks: int, lane_inches: float) -> None
 
     def fill(chosen, left, right, **style):
         low = lanes.row[chosen] - height / 2
-        _add_bars(axes, left[chosen], right[chosen], low, low + height, rasterized=pixels, **style)
+        x = np.stack([left, right, right, left], axis=1)[chosen]
+        y = np.stack([low, low, low + height, low + height], axis=1)
+        axes.add_collection(PolyCollection(np.stack([x, y], axis=2), rasterized=pixels, **style), autolim=False)
 
     for name in PHASES:
         chosen = lanes.phase == INDEX[name]
@@ -109,13 +111,6 @@ def draw_lanes(axes: Axes, lanes: Lanes, ranks: int, lane_inches: float) -> None
     axes.set_ylim(ranks - 0.4, -0.6)
 
 
-def _add_bars(axes: Axes, left, right, low, high, **style) -> None:
-    """Draw bars with these edges, (n,) each, as one collection."""
-    x = np.stack([left, right, right, left], axis=1)
-    y = np.stack([low, low, high, high], axis=1)
-    axes.add_collection(PolyCollection(np.stack([x, y], axis=2), **style), autolim=False)
-
-
 def label_lanes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool = False) -> None:
     """Label the lanes of `lanes_of` with nodes and ranks, or with replica, stage and shard if ranks share models."""
     if measured.run.mesh is None:
@@ -124,7 +119,7 @@ def label_lanes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool 
         _label_places(axes, measured.run, lane_inches)
 
 
-def _label_nodes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool = False) -> None:
+def _label_nodes(axes: Axes, measured: TimedRun, lane_inches: float, hosts: bool) -> None:
     """Write rank numbers and node names left of the lanes, as many as fit; draw bands behind every other node's lanes.
 
     hosts: also name the hosts.

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from traces.plots import look
-from traces.read.traffic import WAYS, NodeTraffic
+from traces.read.traffic import WAYS
 from traces.units import bytes_text, short_ms
 from traces.verdict.summary import TimedRun
 from traces.verdict.titles import title_lines
@@ -28,11 +28,14 @@ MOST_TICKS = 12
 MOST_WITH_NUMBERS = 8  # nodes; with more, cells are too small for numbers
 
 
-def draw_ports(measured: TimedRun, traffic: NodeTraffic, links: list[dict], sent: dict | None = None) -> Figure:
-    """Draw bytes through ports. links: of all nodes, or empty. sent: {"in": (M,), "out": ...} of messages, or None."""
+def draw_ports(measured: TimedRun) -> Figure:
+    """Draw bytes through ports. All nodes must have counters. Rates are drawn only if all nodes have links."""
+    traffic = measured.diagnosis.evidence.traffic
+    sent = measured.diagnosis.evidence.predicted_bytes
+    links = [measured.run.links.get(node) for node in traffic.nodes]
     bars = {way: traffic.step_bytes(way) * 1e-6 for way in WAYS}
     step_ms = measured.figures["step_ms"]
-    room = {way: np.array([link[way] for link in links]) * step_ms * 1e-9 for way in WAYS} if links else None
+    room = {way: np.array([link[way] for link in links]) * step_ms * 1e-9 for way in WAYS} if all(links) else None
     handles = [Patch(**STYLES[way], label=way) for way in WAYS]
     if room is not None:
         text = f"the port's measured rate for {short_ms(step_ms)} ms, a step"
@@ -41,7 +44,7 @@ def draw_ports(measured: TimedRun, traffic: NodeTraffic, links: list[dict], sent
         handles.append(Line2D([], [], **MARK_STYLE, label="the strategy's messages"))
     width = min(11.0, max(7.6, 2.4 + 0.9 * len(traffic.nodes)))
     notes = [*look.facts([measured]), look.median_note([measured])]
-    title = title_lines(measured.diagnosis, measured.label, "ports", *_ports(bars, room))
+    title = title_lines(measured, "ports", *_ports(bars, room))
     with look.page(width, 3.2, *title, handles, notes) as figure:
         axes = figure.subplots()
         for shift, way in ((-0.21, "in"), (0.21, "out")):
@@ -50,7 +53,7 @@ def draw_ports(measured: TimedRun, traffic: NodeTraffic, links: list[dict], sent
             if room is not None:
                 axes.hlines(room[way], places - 0.2, places + 0.2, **RATE_STYLE)
             if sent is not None:
-                axes.plot(places, np.asarray(sent[way]) * 1e-6, **MARK_STYLE)
+                axes.plot(places, sent[way] * 1e-6, **MARK_STYLE)
         axes.set_xticks(range(len(traffic.nodes)), [f"node {node}" for node in traffic.nodes])
         axes.set_ylabel("MB a step")
         axes.tick_params(axis="x", length=0)
@@ -78,7 +81,7 @@ def draw_messages(measured: TimedRun, matrix: np.ndarray, nodes: list[int]) -> F
     between = node_matrix(matrix, nodes)
     highest = max(matrix.max(), between.max(), 1) * 1e-6
     norm = LogNorm(highest / 10**DECADES, highest)
-    with look.page(9, 4.2, *title_lines(measured.diagnosis, measured.label, "messages", _messages(between))) as figure:
+    with look.page(9, 4.2, *title_lines(measured, "messages", _messages(between))) as figure:
         left, right = figure.subplots(1, 2)
         _draw_table(left, matrix * 1e-6, norm, "rank")
         for place in np.flatnonzero(np.diff(nodes)) + 0.5:

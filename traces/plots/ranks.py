@@ -36,7 +36,7 @@ def draw_map(measured: TimedRun) -> Figure:
     lane = lane_height(ranks, 4.0)
     low, high = _range(np.median(tables["computing"], axis=0))
     facts = f"ranks compute {low} to {high} ms a step, medians"
-    title = title_lines(measured.diagnosis, measured.label, "ranks", facts)
+    title = title_lines(measured, "ranks", facts)
     with look.page(9, 2 * lane * ranks + 1.15, *title, notes=look.facts([measured])) as figure:
         panels = figure.subplots(2, 1)
         for axes, (text, table) in zip(panels, tables.items(), strict=True):
@@ -83,7 +83,7 @@ def draw_waits(measured: TimedRun) -> Figure:
     notes = [*look.facts([measured]), look.median_note([measured])]
     waits = sum((row for name, row in bars.items() if name in STATES), np.zeros(ranks))
     facts = f"in exchanges, ranks wait {short_ms(waits.min(), 3)} to {short_ms(waits.max(), 3)} ms a step for others"
-    title = title_lines(measured.diagnosis, measured.label, "waits", facts)
+    title = title_lines(measured, "waits", facts)
     with look.page(9, lane * ranks + 0.52, *title, handles, notes) as figure:
         axes = figure.subplots()
         left = np.zeros(ranks)

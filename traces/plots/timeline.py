@@ -26,7 +26,8 @@ def draw(measured: TimedRun) -> Figure:
     ranks = len(measured.run.ranks)
     has_stages = measured.diagnosis.evidence.pipeline is not None
     lane = min(LANE_INCHES, 9.0 / ranks) if has_stages else lane_height(ranks, 9.0)
-    ports = _shown_ports(measured)
+    counters = [one for one in measured.run.counters if len(one.records) > 1]
+    ports = counters if len(counters) <= MOST_PORTS else []
     heights = [lane * ranks, *([PORT_INCHES * len(ports)] if ports else [])]
     first, count = _window(measured, 1 if has_stages else STEPS)
     lanes = lanes_of(measured, first, count)
@@ -37,7 +38,7 @@ def draw(measured: TimedRun) -> Figure:
     inches = sum(heights) + 0.7 + 0.2 * bool(ports)
     steps = count_text(measured.figures["steps"], "step")
     facts = f"{short_ms(measured.figures['step_ms'])} ms a step, the median of {steps}"
-    title = title_lines(measured.diagnosis, measured.label, "timeline", facts)
+    title = title_lines(measured, "timeline", facts)
     with look.page(9, inches, *title, look.legend_handles(lanes.parts), notes) as figure:
         top, *below = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         draw_lanes(top, lanes, ranks, lane)
@@ -80,20 +81,16 @@ def _mark_steps(axes, measured: TimedRun, first: int, count: int) -> None:
         look.note(axes, text, (left, 1), (3, 2), xycoords=("data", "axes fraction"), size=8, color=look.FAINT)
 
 
-def _shown_ports(measured: TimedRun) -> list[NodeCounters]:
-    """Return the counters of all nodes, or none if there are too many."""
-    counters = [one for one in measured.run.counters if len(one.records) > 1]
-    return counters if len(counters) <= MOST_PORTS else []
-
-
 def _draw_ports(axes, measured: TimedRun, first: int, count: int, counters: list[NodeCounters]) -> None:
     """Draw the rates in the same steps as the ranks above, a lane for each node, node 0 on top."""
     times = measured.times
     begin = int(times.start_ns[first].min())
     end = int(times.end_ns[first + count - 1].max())
-    full = _full_scale(measured, begin, end)
-    for row, one in enumerate(counters):
-        moment, rates = _rates(one.records, begin, end)
+    found = [_rates(one.records, begin, end) for one in counters]
+    links = [link[way] for link in measured.run.links.values() for way in WAYS]
+    # Half a lane is as high as the rate of the fastest link, or without links as the highest rate.
+    full = max([1.0, *(links or [rates[way].max() for _, rates in found for way in WAYS])])
+    for row, (one, (moment, rates)) in enumerate(zip(counters, found, strict=True)):
         for way, sign, colour in (("in", -1, look.BLUE), ("out", 1, look.ORANGE)):
             level = row + sign * 0.46 * rates[way] / full
             axes.stairs(level, (moment - begin) * 1e-6, baseline=row, fill=True, color=colour, linewidth=0)
@@ -114,12 +111,3 @@ def _rates(records: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, dict[
     moments = np.concatenate([[begin], inside, [end]])
     seconds = np.maximum(np.diff(moments), 1) * 1e-9
     return moments, {way: np.diff(np.interp(moments, records["time"], records[way])) / seconds for way in WAYS}
-
-
-def _full_scale(measured: TimedRun, begin: int, end: int) -> float:
-    """Return the rate that fills half a lane: that of the fastest link, or without links the highest rate."""
-    rates = [link[way] for link in measured.run.links.values() for way in WAYS]
-    if not rates:
-        reached = [_rates(one.records, begin, end)[1] for one in _shown_ports(measured)]
-        rates = [rate for ways in reached for way in ways.values() for rate in way]
-    return max(max(rates, default=1.0), 1.0)

@@ -15,7 +15,6 @@ only until the ranks that it waits for have entered it, and a stage's receive un
 """
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,30 +24,11 @@ from traces.read.waits import Calls, collect_calls
 from traces.record.phases import COMPUTE, NAMES
 
 
-@dataclass(frozen=True)
-class Efficiency:
-    """The efficiencies, as above. useful_s: (R,) float64. runtime_s, ideal_s: sums over the same steps.
+def efficiency(times: StepTimes, ideal_s: np.ndarray) -> dict:
+    """Return the efficiencies, as above, of all measured steps together. ideal_s: (S,) from ideal_runtimes.
 
-    lost: shares of the runtime by cause. With the parallel efficiency they add up to 1.
+    "lost": shares of the runtime by cause. With the parallel efficiency they add up to 1.
     """
-
-    useful_s: np.ndarray
-    runtime_s: float
-    ideal_s: float
-    load_balance: float
-    serialization: float
-    transfer: float
-    communication: float
-    parallel: float
-    lost: dict[str, float]
-
-    def as_dict(self) -> dict:
-        names = ("load_balance", "serialization", "transfer", "communication", "parallel", "lost")
-        return {name: getattr(self, name) for name in names}
-
-
-def efficiency(times: StepTimes, ideal_s: np.ndarray) -> Efficiency:
-    """Return the efficiencies of all measured steps together. ideal_s: (S,) from ideal_runtimes."""
     useful_s = times.phase(*COMPUTE).sum(axis=0)
     mean = float(useful_s.mean())
     longest = float(useful_s.max())
@@ -57,17 +37,14 @@ def efficiency(times: StepTimes, ideal_s: np.ndarray) -> Efficiency:
     # Replayed ranks begin each step together, which can make the step longer than recorded.
     ideal = max(min(float(ideal_s.sum()), runtime), longest)
     lost_s = {"load_balance": longest - mean, "serialization": ideal - longest, "transfer": runtime - ideal}
-    return Efficiency(
-        useful_s=useful_s,
-        runtime_s=runtime,
-        ideal_s=ideal,
-        load_balance=mean / longest,
-        serialization=longest / ideal,
-        transfer=ideal / runtime,
-        communication=longest / runtime,
-        parallel=mean / runtime,
-        lost={name: seconds / runtime for name, seconds in lost_s.items()},
-    )
+    return {
+        "load_balance": mean / longest,
+        "serialization": longest / ideal,
+        "transfer": ideal / runtime,
+        "communication": longest / runtime,
+        "parallel": mean / runtime,
+        "lost": {name: seconds / runtime for name, seconds in lost_s.items()},
+    }
 
 
 def ideal_runtimes(run: Run, times: StepTimes) -> np.ndarray:

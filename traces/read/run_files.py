@@ -1,4 +1,4 @@
-"""Read and check config.json and log.jsonl of a run folder; handle missing parts of a run."""
+"""Read and check the JSON files of a run folder; handle missing parts of a run."""
 
 import math
 from pathlib import Path
@@ -7,8 +7,9 @@ import numpy as np
 
 from traces.read import schemas
 from traces.read.tails import read_bytes, read_lines
-from traces.read.trace_files import read_at_end
-from traces.record.files import RUN_FORMAT, RunError
+from traces.record.files import END_CLOCKS, END_LINKS, RUN_FORMAT, RunError
+
+AT_END = {END_CLOCKS: schemas.CLOCK | {"node": schemas.RANK, "at_ns": schemas.TIME_NS}, END_LINKS: schemas.LINK}
 
 
 class Gaps:
@@ -86,8 +87,16 @@ def log_column(log: list[dict], name: str) -> np.ndarray:
 
 def read_measured_at_end(folder: Path, name: str, gaps: Gaps) -> dict[int, dict]:
     """Read END_CLOCKS or END_LINKS of a folder of traces, by node; {} where the file is missing or damaged."""
+    path = folder / name
+    if not path.exists():  # the run did not reach its end
+        return {}
     try:
-        return read_at_end(folder, name)
+        found = schemas.parse(read_bytes(path))
+        if type(found) is not list:
+            raise ValueError("it is not a list of nodes")
+        for node in found:
+            schemas.check_fields("a node", node, AT_END[name])
+        return {node["node"]: node for node in found}
     except (OSError, ValueError) as error:
-        gaps.left_out(folder / name, error)
+        gaps.left_out(path, error)
         return {}

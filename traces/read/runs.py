@@ -58,7 +58,12 @@ class Run:
         Each number is the better of two probes, before and after the run: other traffic may make a link look slow, but
         nothing makes it look fast.
         """
-        return better_links(self.start_links, self.end_links)
+        found = {}
+        for node, link in self.start_links.items():
+            other = self.end_links.get(node, link)
+            rates = {name: max(link[name], other[name]) for name in ("in", "out", "both")}
+            found[node] = link | rates | {"latency_s": min(link["latency_s"], other["latency_s"])}
+        return found
 
     @property
     def start_links(self) -> dict[int, dict]:
@@ -80,34 +85,21 @@ class Run:
 
     @property
     def label(self) -> str:
-        return label_of(self.config["settings"])
-
-
-def better_links(start: dict[int, dict], end: dict[int, dict]) -> dict[int, dict]:
-    """Combine the links by node, probed before and after the run, into `Run.links`."""
-    found = {}
-    for node, link in start.items():
-        other = end.get(node, link)
-        rates = {name: max(link[name], other[name]) for name in ("in", "out", "both")}
-        found[node] = link | rates | {"latency_s": min(link["latency_s"], other["latency_s"])}
-    return found
+        """The strategy's name, and its options that differ from the defaults."""
+        settings = self.config["settings"]
+        options = {
+            "dedicated": settings.get("server") == "dedicated",
+            "bfloat16": settings.get("wire") == "bfloat16",
+            "int8": settings.get("wire") == "int8",
+            "overlap": settings.get("overlap"),
+        }
+        return " ".join([self.strategy, *(option for option, given in options.items() if given)])
 
 
 def strategy_name(settings: dict) -> str:
     """Return the strategy's name; the file name where config.json names the user's own file."""
     name = settings["strategy"]
     return Path(name).stem if name.endswith(".py") else name
-
-
-def label_of(settings: dict) -> str:
-    """Return the strategy's name, and its options that differ from the defaults. settings: of config.json."""
-    options = {
-        "dedicated": settings.get("server") == "dedicated",
-        "bfloat16": settings.get("wire") == "bfloat16",
-        "int8": settings.get("wire") == "int8",
-        "overlap": settings.get("overlap"),
-    }
-    return " ".join([strategy_name(settings), *(option for option, given in options.items() if given)])
 
 
 def read_run(path, allow_missing: bool = False, most_bytes: int | None = None, start: int | None = None) -> Run:
@@ -202,7 +194,7 @@ def _read_all_counters(
         try:
             one = read_counters(path, end_clocks, most_bytes)
             if path != counters_path(folder, one.node) or hosts.get(one.node, one.host) != one.host:
-                raise ValueError(f"it says that it is of node {one.node}, {one.host}")
+                raise ValueError(f"its header names node {one.node}, {one.host}")
         except (OSError, ValueError) as error:
             gaps.left_out(path, error)
             continue

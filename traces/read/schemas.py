@@ -165,7 +165,7 @@ def parse(text: bytes):
 def _without_doubles(pairs: list[tuple]) -> dict:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name stands twice in one object")
+        raise ValueError("a name appears twice in one object")
     return found
 
 

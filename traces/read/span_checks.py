@@ -18,7 +18,7 @@ def check_records(records: np.ndarray, ranks: int) -> None:
     start = records["start"]
     end = records["end"]
     root = records["root"]
-    _demand((start >= 0) & (start <= end) & (end <= LATEST_NS), "a span ends before it begins, or its times are none")
+    _demand((start >= 0) & (start <= end) & (end <= LATEST_NS), "a span ends before it begins, or a time is impossible")
     known = (step >= 0) & (records["bytes"] >= 0) & (root >= -1) & (root < ranks)
     _demand(known, "a step, root or size is impossible")
     _demand(np.diff(step) >= 0, "a step comes after a later one")
@@ -28,7 +28,7 @@ def check_records(records: np.ndarray, ranks: int) -> None:
     steps = records[is_step]
     _demand(phases["start"][1:] >= phases["end"][:-1], "two phases overlap")
     _demand(steps["start"][1:] >= steps["end"][:-1], "two steps overlap")
-    _demand(np.diff(steps["step"]) > 0, "a step is there twice")
+    _demand(np.diff(steps["step"]) > 0, "a step appears twice")
     _demand(steps["end"] > steps["start"], "a step took no time")
     _check_edges(phases, steps, np.flatnonzero(is_step).searchsorted(np.flatnonzero(~is_step)))
 
@@ -46,14 +46,14 @@ def _check_edges(phases: np.ndarray, steps: np.ndarray, following: np.ndarray) -
 
 
 def check_samples(samples: np.ndarray) -> None:
-    """Check an array of files.COUNTERS: sorted by time, no counter faster than ports are. A counter may restart."""
+    """Check an array of files.COUNTERS: sorted by time, no faster than a port can carry. A counter may restart."""
     times = samples["time"]
-    _demand((times >= 0) & (times <= LATEST_NS), "a time is none")
+    _demand((times >= 0) & (times <= LATEST_NS), "a time is impossible")
     _demand(np.diff(times) >= 0, "a sample comes before an earlier one")
     for name in samples.dtype.names[1:]:
         _demand(samples[name] >= 0, "a counter is negative")
         growth = np.diff(samples[name]) // MOST_COUNTED_PER_NS
-        _demand(growth <= np.diff(times), "a counter runs faster than any port")
+        _demand(growth <= np.diff(times), "a counter grows faster than any port can carry")
 
 
 def _demand(holds: np.ndarray, otherwise: str) -> None:

@@ -65,8 +65,10 @@ def folder_of(path: Path, config: dict, number: int) -> Path:
         raise RunError(f"{path} has no start {number}: expected 1 to {number_of(config)}, the last")
     kept = folders_of(path, config)
     if number not in kept:
-        has = f"it has those of {', '.join(map(str, sorted(kept)))}" if kept else "it has none of any"
-        raise RunError(f"{path / EARLIER} has no traces of start {number} with their config.json: {has}")
+        others = ", ".join(map(str, sorted(kept))) or "none"
+        raise RunError(
+            f"{path / EARLIER} has no traces of start {number} with their config.json; it has starts: {others}"
+        )
     return kept[number]
 
 

@@ -4,12 +4,11 @@ All times are returned in nanoseconds on rank 0's clock.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from traces.read import schemas, span_checks
-from traces.read.tails import from_a_whole_step, read_bytes, read_records
+from traces.read.tails import from_a_whole_step, read_records
 from traces.record import files
 from traces.record.files import RECORD, VERSION, RunError
 from traces.record.phases import INDEX, NAMES
@@ -20,10 +19,6 @@ COUNTERS_HEADER = {
     "node": schemas.RANK,
     "host": schemas.NAME,
     "ports": schemas.TEXT.listed(),
-}
-AT_END = {
-    files.END_CLOCKS: schemas.CLOCK | {"node": schemas.RANK, "at_ns": schemas.TIME_NS},
-    files.END_LINKS: schemas.LINK,
 }
 MOST_DRIFT = 0.1  # fraction of the time between two measurements: no real clock drifts so fast
 
@@ -79,19 +74,6 @@ def read_counters(path, end_clocks: dict[int, dict], most_bytes: int | None = No
     span_checks.check_samples(records)
     records["time"] = to_rank_0(records["time"], header["clock"], end_clocks.get(header["node"]))
     return NodeCounters(header["node"], header["host"], header["ports"], records)
-
-
-def read_at_end(folder, name: str) -> dict[int, dict]:
-    """Read END_CLOCKS or END_LINKS by node; {} if the run did not reach its end. OSError; ValueError if damaged."""
-    path = Path(folder) / name
-    if not path.exists():
-        return {}
-    found = schemas.parse(read_bytes(path))
-    if type(found) is not list:
-        raise ValueError("no list of nodes")
-    for node in found:
-        schemas.check_fields("a node", node, AT_END[name])
-    return {node["node"]: node for node in found}
 
 
 def _read_spans(path, most_bytes: int | None) -> tuple[dict, np.ndarray, bool]:

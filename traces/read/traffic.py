@@ -21,33 +21,27 @@ WAYS = ("in", "out")
 class NodeTraffic:
     """Bytes through each node's ports. S steps, M nodes, P phases as in StepTimes.
 
-    nodes: their numbers. places: the index of each node's leader in run.ranks. bytes_in, bytes_out: (S, M, P) float64,
-    by the leader's phase; the last phase is the whole step. seconds: (S, M, P) float64, of the leader's phases.
-    average: StepTimes.average.
+    nodes: their numbers. bytes: {"in", "out"}: (S, M, P) float64, by the phase of the node's leader; the last phase is
+    the whole step. seconds: (S, M, P) float64, of the leader's phases. average: StepTimes.average.
     """
 
     nodes: list[int]
-    places: list[int]
-    bytes_in: np.ndarray
-    bytes_out: np.ndarray
+    bytes: dict[str, np.ndarray]
     seconds: np.ndarray
     average: Callable[[np.ndarray], np.ndarray]
 
-    def of(self, way: str) -> np.ndarray:
-        return self.bytes_in if way == "in" else self.bytes_out
-
     def step_bytes(self, way: str) -> np.ndarray:
         """Return (M,) bytes of an average step, including bytes between its phases."""
-        return self.average(self.of(way)[:, :, INDEX[STEP]])
+        return self.average(self.bytes[way][:, :, INDEX[STEP]])
 
     def step_rate(self, way: str) -> np.ndarray:
         """Return (M,) mean bytes/s over the steps, compute time included: no port exceeds its rate for so long."""
-        return self.of(way)[:, :, INDEX[STEP]].sum(axis=0) / self.seconds[:, :, INDEX[STEP]].sum(axis=0)
+        return self.bytes[way][:, :, INDEX[STEP]].sum(axis=0) / self.seconds[:, :, INDEX[STEP]].sum(axis=0)
 
     def exchange_rate(self, way: str) -> np.ndarray:
         """Return (M,) mean bytes/s through each node's port in its busiest exchange phase."""
         exchange = [INDEX[name] for name in EXCHANGE]
-        total = self.of(way).sum(axis=0)[:, exchange]
+        total = self.bytes[way].sum(axis=0)[:, exchange]
         seconds = self.seconds.sum(axis=0)[:, exchange]
         # Phases of microseconds (a sum of one number) are credited with bytes of neighbouring phases.
         long_enough = seconds >= 0.02 * self.seconds[:, :, INDEX[STEP]].sum(axis=0)[:, None]
@@ -61,7 +55,7 @@ def node_traffic(run: Run, times: StepTimes) -> NodeTraffic | None:
     if set(nodes) - set(counters):
         return None
     places = [run.rank_nodes.index(node) for node in nodes]  # the first rank of a node is its leader
-    amounts = []
+    amounts = {}
     for way in WAYS:
         grown = []
         for node, place in zip(nodes, places, strict=True):
@@ -69,13 +63,13 @@ def node_traffic(run: Run, times: StepTimes) -> NodeTraffic | None:
             samples = counters[node]
             start, end = (np.interp(records[edge], samples["time"], samples[way]) for edge in ("start", "end"))
             grown.append(end - start)
-        amounts.append(sum_by_cell([times.cells[place] for place in places], grown, len(times.steps)))
-    return NodeTraffic(nodes, places, *amounts, times.seconds[:, places], times.average)
+        amounts[way] = sum_by_cell([times.cells[place] for place in places], grown, len(times.steps))
+    return NodeTraffic(nodes, amounts, times.seconds[:, places], times.average)
 
 
 def hidden_share(traffic: NodeTraffic) -> np.ndarray:
     """Return (S,) fraction of all ports' bytes in a step that moved while the nodes' leaders computed."""
-    by_phase = traffic.bytes_in.sum(axis=1) + traffic.bytes_out.sum(axis=1)
+    by_phase = sum(traffic.bytes.values()).sum(axis=1)
     computing = by_phase[:, [INDEX[name] for name in COMPUTE]].sum(axis=1)
     return computing / np.maximum(by_phase[:, INDEX[STEP]], 1)
 

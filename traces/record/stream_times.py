@@ -13,6 +13,8 @@ resolution of events. An event's time is never before the host recorded it, nor 
 """
 
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter_ns
 
 from traces.record.phases import COMPUTE, COPY, check_phase
@@ -22,19 +24,18 @@ EVENTS = 256
 ANCHOR_TRIES = 3
 
 
+@dataclass(slots=True, eq=False)
 class Edge:
     """The beginning or end of a phase. ns: the host's clock when it was recorded; once settled, when it happened.
 
-    An end has its `begin`, another Edge, and `report(begin_ns, end_ns)`, which is called when both are settled.
+    event: on the stream; None for an edge on the host. An end has its `begin`, another Edge, and
+    `report(begin_ns, end_ns)`, which is called when both are settled.
     """
 
-    __slots__ = ("begin", "event", "ns", "report")
-
-    def __init__(self, ns: int, event, begin=None, report=None):
-        self.ns = ns
-        self.event = event
-        self.begin = begin
-        self.report = report
+    ns: int
+    event: object
+    begin: "Edge | None"
+    report: Callable[[int, int], None] | None
 
 
 class StreamTimes:

@@ -114,11 +114,11 @@ def compute_or_none(evidence: Evidence) -> Finding:
     """Return the finding of a run in which no rule found anything."""
     seconds = evidence.compute_s
     if seconds < COMPUTE_BOUND * evidence.step_s:
-        shares = {name: float(np.median(evidence.phase(name).mean(axis=1))) / evidence.step_s for name in PHASES}
+        shares = {name: float(np.median(evidence.times.phase(name).mean(axis=1))) / evidence.step_s for name in PHASES}
         largest = sorted(shares, key=shares.get, reverse=True)[:3]
         parts = ", ".join(f"{name} {shares[name]:.0%}" for name in largest if shares[name] > 0)
         return Finding("none", 0.0, "nothing stands out", f"nothing stands out: {parts} of the step")
-    phase = max(COMPUTE, key=lambda name: np.median(evidence.phase(name).max(axis=1)))
+    phase = max(COMPUTE, key=lambda name: np.median(evidence.times.phase(name).max(axis=1)))
     headline = f"computing takes {evidence.share(seconds)}"
     exchanging = evidence.transfer_s / evidence.step_s
     advice = "faster kernels, more cores or more ranks would help"

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from traces.read.analysis import StepTimes, check_sums, rates
-from traces.read.efficiency import Efficiency, efficiency, ideal_runtimes
+from traces.read.efficiency import efficiency, ideal_runtimes
 from traces.read.pipeline_times import PipelineTimes, pipeline_of
 from traces.read.runs import Run
 from traces.read.traffic import WAYS, NodeTraffic, hidden_exchange_s, node_traffic
@@ -56,7 +56,7 @@ class Evidence:
     times: StepTimes
     traffic: NodeTraffic | None
     predicted: PredictedExchange | None
-    efficiency: Efficiency
+    efficiency: dict
     wait_states: WaitStates
     ideal_s: np.ndarray
 
@@ -87,14 +87,10 @@ class Evidence:
         """Return a text like "66% of the step"."""
         return f"{min(1.0, seconds / self.step_s):.0%} of the step"
 
-    def phase(self, *names: str) -> np.ndarray:
-        """Return (S, R) seconds of these phases together."""
-        return self.times.phase(*names)
-
     @cached_property
     def compute(self) -> np.ndarray:
         """(S, R) seconds of forward and backward, or of another program's compute phase."""
-        return self.phase("compute", "forward", "backward")
+        return self.times.phase("compute", "forward", "backward")
 
     @cached_property
     def workers(self) -> np.ndarray:
@@ -104,7 +100,7 @@ class Evidence:
     @cached_property
     def own(self) -> np.ndarray:
         """(S, R) seconds that a rank spent neither in an exchange nor waiting."""
-        return self.phase(STEP) - self.phase(*EXCHANGE, *PIPELINE, "wait")
+        return self.times.phase(STEP) - self.times.phase(*EXCHANGE, *PIPELINE, "wait")
 
     @cached_property
     def regular(self) -> np.ndarray:
@@ -138,8 +134,11 @@ class Evidence:
     @cached_property
     def node_bytes(self) -> dict[str, np.ndarray] | None:
         """{"in", "out"}: (M,) bytes of a step through each node's port: counted, or else predicted."""
-        if self.traffic is not None:
-            return {way: self.traffic.step_bytes(way) for way in ("in", "out")}
+        return {way: self.traffic.step_bytes(way) for way in WAYS} if self.traffic else self.predicted_bytes
+
+    @cached_property
+    def predicted_bytes(self) -> dict[str, np.ndarray] | None:
+        """{"in", "out"}: (M,) bytes of an exchange through each node's port; None if unknown."""
         if self.predicted is None:
             return None
         present = np.isin(self.predicted.nodes, self.run.nodes)
@@ -186,7 +185,7 @@ class Evidence:
     @property
     def compute_s(self) -> float:
         """Median seconds that the busiest rank of a step computes."""
-        return float(np.median(self.phase(*COMPUTE).max(axis=1)))
+        return float(np.median(self.times.phase(*COMPUTE).max(axis=1)))
 
     def numbers(self) -> dict:
         """Return the evidence as plain values for JSON; times in seconds, rates in bytes/s.
@@ -207,16 +206,16 @@ class Evidence:
             # The mean rank's waiting by wait state; the time that all others together waited for each rank.
             "waiting_s": _medians(STATES, self.wait_states.per_step(self.times.steps, ranks).mean(axis=1)),
             "waited_for_s": _medians(self.run.rank_numbers, self.wait_states.caused(self.times.steps, ranks)),
-            "efficiency": self.efficiency.as_dict(),
+            "efficiency": self.efficiency,
             "pipeline": self.pipeline and self.pipeline.as_dict(),
             "ranks": self._rank_rows(),
             "nodes": self._node_rows(),
         }
 
     def _rank_rows(self) -> list[dict]:
-        columns = (self.run.rank_numbers, self.run.rank_nodes, _quartiles(self.compute), _quartiles(self.phase("data")))
-        names = ("rank", "node", "compute_s", "data_s")
-        rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        quartiles = map(_quartiles, (self.compute, self.times.phase("data")))
+        columns = zip(self.run.rank_numbers, self.run.rank_nodes, *quartiles, strict=True)
+        rows = [dict(zip(("rank", "node", "compute_s", "data_s"), row, strict=True)) for row in columns]
         mesh = self.run.mesh
         return rows if mesh is None else [row | {"place": mesh.name(place)} for place, row in enumerate(rows)]
 
@@ -227,10 +226,6 @@ class Evidence:
         virtual hosts, and 1.045 over Ethernet, where a network card counts the headers of each frame.
         """
         traffic = self.traffic
-        predicted = self.predicted
-        scheduled = {}
-        if traffic and predicted and predicted.nodes == traffic.nodes:
-            scheduled = {"in": predicted.bytes_in, "out": predicted.bytes_out}
         rows = []
         for index, node in enumerate(self.run.nodes):
             row = {"node": node, "host": self.run.hosts[node]}
@@ -241,10 +236,10 @@ class Evidence:
                 row["link_used"] = {way: float(traffic.exchange_rate(way)[index] / link[way]) for way in WAYS}
             if self.node_bytes is not None:
                 row["bytes_a_step"] = {way: float(amounts[index]) for way, amounts in self.node_bytes.items()}
-            if scheduled:
+            if traffic and self.predicted_bytes:
                 row["bytes_over_schedule"] = {
                     way: row["bytes_a_step"][way] / float(amounts[index]) if amounts[index] > 0 else None
-                    for way, amounts in scheduled.items()
+                    for way, amounts in self.predicted_bytes.items()
                 }
             rows.append(row)
         return rows

@@ -66,7 +66,7 @@ def tensor_exchange(evidence: Evidence) -> list[Finding]:
     """Find sums over shards that take a large share of the step, not counting waiting for late shards."""
     if evidence.run.mesh is None or evidence.run.mesh.shards == 1:
         return []
-    seconds = evidence.phase("tensor", "lend") - evidence.times.waiting_in("tensor", "lend")
+    seconds = evidence.times.phase("tensor", "lend") - evidence.times.waiting_in("tensor", "lend")
     sums_s = float(np.median(seconds.mean(axis=1)))
     if sums_s < TENSOR_SHARE * evidence.step_s:
         return []

@@ -48,7 +48,7 @@ def straggler(evidence: Evidence) -> list[Finding]:
 
 def _longest_phase(evidence: Evidence, place: int) -> str:
     """Return the phase in which a rank computes longest."""
-    return max(("compute", "forward", "backward"), key=lambda name: np.median(evidence.phase(name)[:, place]))
+    return max(("compute", "forward", "backward"), key=lambda name: np.median(evidence.times.phase(name)[:, place]))
 
 
 def slow_ranks(evidence: Evidence) -> list[int]:
@@ -209,7 +209,7 @@ def _stalled_phase(evidence: Evidence, place: int, stalled: np.ndarray) -> str |
     longer = {
         name: float(np.mean(seconds[stalled]) - np.median(seconds))
         for name in ("data", *COMPUTE, *COPY)
-        for seconds in [evidence.phase(name)[:, place]]
+        for seconds in [evidence.times.phase(name)[:, place]]
     }
     longest = max(longer, key=longer.get)
     outside = float(np.mean(evidence.own[stalled, place]) - np.median(evidence.own[:, place])) - sum(longer.values())
@@ -221,7 +221,7 @@ def data(evidence: Evidence) -> list[Finding]:
     if not len(evidence.workers):
         return []
     run = evidence.run
-    seconds = evidence.phase("data")[:, evidence.workers]
+    seconds = evidence.times.phase("data")[:, evidence.workers]
     late = []
     if seconds.shape[1] > 1:
         lost = np.median(against_others(seconds)[1], axis=0)

@@ -20,7 +20,7 @@ LEAST_DIFFERENCE = 1.02  # a smaller ratio is no reason to choose another strate
 MOST_NAMED = 3
 # The numbers of a summary that are medians; all others are the same in every round.
 OF_PARTS = ("phases_ms", "waiting_ms")
-OF_ROUNDS = ("step_ms", "exchange_share", "exchanging_share", "waiting_share", "tokens_per_s", "tokens_per_step", "mfu")
+OF_ROUNDS = ("step_ms", "exchanging_share", "tokens_per_s", "tokens_per_step", "mfu")
 
 
 def merge_rounds(rounds: list[TimedRun], label: str) -> TimedRun:

@@ -7,7 +7,7 @@ import numpy as np
 
 from traces.read.analysis import StepTimes, measure, rates
 from traces.read.runs import Run
-from traces.read.waits import STATES, SYNCHRONIZING, find_wait_states
+from traces.read.waits import STATES, SYNCHRONIZING
 from traces.record.phases import COMPUTE, COPY, EXCHANGE, INDEX, PHASES, PIPELINE, STEP
 from traces.units import mfu_text, short_ms
 from traces.verdict.diagnosis import Diagnosis, find_bottleneck
@@ -52,12 +52,11 @@ def measure_runs(runs: list[Run], predict: Callable[[Run], PredictedExchange | N
 
 
 def summary(run: Run, times: StepTimes | None = None) -> dict:
-    """Return the numbers of a run for JSON; times in milliseconds.
+    """Return the numbers of a run; times in milliseconds.
 
     Each is the median over steps of the mean over ranks, or a mean of means (StepTimes.average). So the phases and
     `other_ms` add up to `step_ms` if steps are alike; if not, phases that are long in different steps may add up to
-    more. `phases_ms`: the phases that occur; exchanges and messages include waiting. `waiting_ms`: that waiting. Shares
-    are of `step_ms`, at most 1.
+    more. `phases_ms`: the phases that occur; exchanges and messages include waiting. `waiting_ms`: that waiting.
     `exchanges`: False for several ranks that never exchanged anything. Each of them trained a model of its own, as a
     yardstick for other runs.
     """
@@ -68,8 +67,6 @@ def summary(run: Run, times: StepTimes | None = None) -> dict:
     waiting = _averages_ms(times, times.waiting, (*EXCHANGE, *PIPELINE))
     return {
         "label": run.label,
-        "strategy": run.strategy,
-        "path": str(run.path),
         "ranks": len(run.ranks),
         "nodes": len(run.nodes),
         "steps": len(times.steps),
@@ -80,8 +77,6 @@ def summary(run: Run, times: StepTimes | None = None) -> dict:
         "waiting_ms": waiting,
         "other_ms": max(0.0, step_ms - sum(phases.values())),
         "exchanges": is_alone or bool(times.phase(*EXCHANGE).any()),
-        "exchange_share": float(times.average(times.phase(*EXCHANGE).mean(axis=1))) * 1e3 / step_ms,
-        "waiting_share": float(times.average(times.waiting_in(*EXCHANGE).mean(axis=1))) * 1e3 / step_ms,
         **rates(run, times),
     }
 
@@ -107,7 +102,7 @@ def parts(figures: dict) -> dict[str, float]:
 def wait_table(measured: TimedRun) -> dict[str, np.ndarray]:
     """Return (R,) milliseconds of each visible part of the step, medians over steps: work, wait states, and "other"."""
     times = measured.times
-    states = find_wait_states(measured.run).per_step(times.steps, len(measured.run.ranks))
+    states = measured.diagnosis.evidence.wait_states.per_step(times.steps, len(measured.run.ranks))
     seconds = {"data": times.phase("data"), "computing": times.phase(*COMPUTE), "copies": times.phase(*COPY)}
     seconds["transfer"] = np.maximum(times.phase(*SYNCHRONIZING) - states.sum(axis=2), 0)
     seconds |= {name: states[:, :, index] for index, name in enumerate(STATES)}

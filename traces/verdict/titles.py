@@ -4,8 +4,8 @@ A figure passes its plain numbers. If it shows the evidence of the verdict, the 
 numbers are the line below; otherwise the numbers are its title.
 """
 
-from traces.verdict.diagnosis import Diagnosis
 from traces.verdict.evidence import Finding
+from traces.verdict.summary import TimedRun
 
 # These show a whole step, and so every verdict.
 WHOLE_STEP = ("timeline", "phases")
@@ -26,14 +26,15 @@ SHOWN_IN = {
 }
 
 
-def title_lines(diagnosis: Diagnosis, label: str, figure: str, facts: str, more: str = "") -> tuple[str, str]:
+def title_lines(one: TimedRun, figure: str, facts: str, more: str = "") -> tuple[str, str]:
     """Return the title of a figure of one run and the line below it, "" for none.
 
     figure: "timeline", "ranks", ... facts: its numbers, without a judgment. more: numbers too long for a title.
     """
-    if figure in shown_in(diagnosis.finding):
-        return f"{label}: {diagnosis.finding.headline}", "; ".join(filter(None, [facts, more]))
-    return f"{label}: {facts}", more
+    finding = one.diagnosis.finding
+    if figure in shown_in(finding):
+        return f"{one.label}: {finding.headline}", "; ".join(filter(None, [facts, more]))
+    return f"{one.label}: {facts}", more
 
 
 def shown_in(finding: Finding) -> tuple[str, ...]:
