@@ -156,6 +156,16 @@ def test_scaling_says_what_eats_the_rest(tmp_path):
         assert above.get_y() == pytest.approx(below.get_y() + below.get_height())
 
 
+def test_scaling_compares_the_fastest_of_several_strategies(tmp_path):
+    made = [("allreduce", [0, 0]), ("allreduce", [0, 0, 1, 1]), ("reduce-bcast", [0, 0, 1, 1])]
+    folders = [write_run(tmp_path / str(n), simulate(*one), one[1], one[0]) for n, one in enumerate(made)]
+    runs = measure_runs([read_run(folder) for folder in folders], own_schedule)
+    two, *four = (one.figures["tokens_per_s"] for one in runs)
+    title = title_of(expected.draw_scaling(runs))
+    said = f"The fastest run on 4 ranks is {max(four) / two:.1f} times as fast as the fastest on 2, of 2 possible"
+    assert (title, four[0] > 1.1 * four[1]) == (said, True)
+
+
 def test_one_run_gives_all_pictures_and_a_report(run_folder, tmp_path, capsys):
     assert plot.main([str(run_folder), "--out", str(tmp_path)]) == 0
     names = {path.stem for path in tmp_path.glob("*.svg")}

@@ -36,22 +36,30 @@ def draw_scaling(measured: list[TimedRun]) -> Figure:
     handles += [Patch(**style, edgecolor="white", label=f"lost: {text}") for text, style in LOST.values()]
     notes = [*look.facts(measured), look.median_note(measured)]
     width = max(9.4, 4.7 + 0.95 * len(measured))
-    largest = measured[-1]
+    smallest = _fastest(measured, measured[0].figures["ranks"])
+    largest = _fastest(measured, measured[-1].figures["ranks"])
     size = count_text(largest.figures["ranks"], "rank")
     subtitle = f"{largest.label} on {size}: {largest.diagnosis.finding.headline}"
-    with look.page(width, 3.7, _speedup(measured), subtitle, handles, notes) as figure:
+    several = len({one.run.label for one in measured}) > 1
+    title = _speedup(smallest.figures, largest.figures, several)
+    with look.page(width, 3.7, title, subtitle, handles, notes) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(4.7, width - 4.7))
-        _draw_rates(left, measured)
-        _draw_efficiencies(right, measured)
+        _draw_rates(left, measured, smallest.figures["tokens_per_s"])
+        _draw_efficiencies(right, measured, several)
     return figure
 
 
-def _draw_rates(axes, measured: list[TimedRun]) -> None:
+def _fastest(measured: list[TimedRun], ranks: int) -> TimedRun:
+    alike = [one for one in measured if one.figures["ranks"] == ranks]
+    return max(alike, key=lambda one: one.figures["tokens_per_s"])
+
+
+def _draw_rates(axes, measured: list[TimedRun], first: float) -> None:
+    """first: tokens per second where the line for perfect scaling begins."""
     rates = [one.figures["tokens_per_s"] for one in measured]
     ranks = [one.figures["ranks"] for one in measured]
-    fewest = min(ranks)
-    most = max(ranks)
-    first = max(rate for rate, count in zip(rates, ranks, strict=True) if count == fewest)
+    fewest = ranks[0]
+    most = ranks[-1]
     axes.plot([fewest, most], [first, first * most / fewest], **PERFECT)
     look.note(axes, "perfect", (most, first * most / fewest), (-4, 2), ha="right", size=8, color=look.FAINT)
     for place, name in enumerate(dict.fromkeys(one.run.label for one in measured)):
@@ -76,7 +84,7 @@ def _apart(rates: list[float]) -> list[float]:
     return kept
 
 
-def _draw_efficiencies(axes, measured: list[TimedRun]) -> None:
+def _draw_efficiencies(axes, measured: list[TimedRun], several: bool) -> None:
     for place, found in enumerate(one.diagnosis.evidence.efficiency for one in measured):
         bottom = found["parallel"]
         axes.bar(place, bottom, 0.66, color=look.BLUE, edgecolor="white")
@@ -84,7 +92,6 @@ def _draw_efficiencies(axes, measured: list[TimedRun]) -> None:
         for name, (_, style) in LOST.items():
             axes.bar(place, found["lost"][name], 0.66, bottom, **style, edgecolor="white", linewidth=0.5)
             bottom += found["lost"][name]
-    several = len({one.run.label for one in measured}) > 1
     axes.set_xticks(range(len(measured)), [_bar_label(one, several) for one in measured], size=7 if several else 9)
     axes.set_ylim(0, 1)
     axes.set_yticks([0, 0.5, 1], ["0", "50 %", "100 %"])
@@ -103,12 +110,14 @@ def _size(measured: list[TimedRun], ranks: int) -> str:
     return f"{ranks}\n{'/'.join(map(str, nodes))} node{'s' * (nodes != [1])}"
 
 
-def _speedup(measured: list[TimedRun]) -> str:
-    smallest = measured[0].figures
-    largest = measured[-1].figures
+def _speedup(smallest: dict, largest: dict, several: bool) -> str:
+    """Compare the fastest runs of the fewest and the most ranks. several: whether there are several strategies."""
     speedup = largest["tokens_per_s"] / smallest["tokens_per_s"]
-    text = f"{largest['ranks']} ranks are {speedup:.1f} times as fast as {smallest['ranks']}"
-    return f"{text}, of {largest['ranks'] / smallest['ranks']:.3g} possible"
+    possible = largest["ranks"] / smallest["ranks"]
+    more, fewer = f"{largest['ranks']} ranks are", f"{smallest['ranks']}"
+    if several:
+        more, fewer = f"The fastest run on {largest['ranks']} ranks is", f"the fastest on {smallest['ranks']}"
+    return f"{more} {speedup:.1f} times as fast as {fewer}, of {possible:.3g} possible"
 
 
 def draw_model(points: list[tuple[str, float, float]]) -> Figure:
