@@ -3,7 +3,7 @@
 import numpy as np
 
 from dist.node_memory import NodeMemory, check_room, host_zeros
-from dist.sparse_gradient import SparseGradient, ids_and_values
+from dist.sparse_gradient import SparseGradient
 from dist.waiting import barrier
 from dist.world import World, world_of
 
@@ -24,7 +24,7 @@ class OwnBuffers:
 
     def new_sparse_gradient(self, shape: tuple[int, int], most: int) -> SparseGradient:
         """Return a SparseGradient for at most `most` rows that a step looks up in a table of that shape."""
-        return SparseGradient(shape, ids_and_values(most, shape[1], lambda count, dtype: [np.zeros(count, dtype)]))
+        return SparseGradient(shape, most, lambda count, dtype: [np.zeros(count, dtype)])
 
     def filled(self, start: int, stop: int) -> None:
         """Do nothing: the first parameters of a range have been written."""
@@ -55,7 +55,7 @@ class NodeBuffers(NodeMemory):
     def new_sparse_gradient(self, shape: tuple[int, int], most: int) -> SparseGradient:
         """Return a SparseGradient whose rows all ranks of the node can read. Collective."""
         check_room(self._world, 4 * (most * shape[1] + 2 * (1 + most)), "gradients of looked-up rows")
-        return SparseGradient(shape, ids_and_values(most, shape[1], self.share), self._world.local_rank)
+        return SparseGradient(shape, most, self.share, self._world.local_rank)
 
     def filled(self, start: int, stop: int) -> None:
         """Do nothing: the first parameters of a range have been written."""

@@ -1,7 +1,8 @@
 """Cutting a flat buffer, or a batch, into contiguous parts."""
 
 from collections import Counter
-from itertools import pairwise
+from collections.abc import Iterable
+from itertools import accumulate, pairwise
 
 
 def cut(count: int, parts: int) -> list[tuple[int, int]]:
@@ -13,6 +14,11 @@ def cut(count: int, parts: int) -> list[tuple[int, int]]:
 def cut_range(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
     """Cut [start, stop) in the same way."""
     return [(start + low, start + high) for low, high in cut(stop - start, parts)]
+
+
+def side_by_side(lengths: Iterable[int]) -> list[tuple[int, int]]:
+    """Return [start, stop) of ranges of these lengths, one after another from 0."""
+    return list(pairwise(accumulate(lengths, initial=0)))
 
 
 def cut_by_node(placement: list[int], start: int, stop: int) -> list[tuple[int, int]]:

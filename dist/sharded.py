@@ -3,12 +3,10 @@
 zeros(length) allocates their memory, on the host or on a GPU (dist/gpu/buffers.py).
 """
 
-from itertools import accumulate, pairwise
-
 import numpy as np
 
 from dist.buffers import OwnBuffers, host_zeros
-from dist.host import host_ring
+from dist.ranges import cut_range, side_by_side
 from dist.world import World
 
 LAYER_SLOTS = 2  # the model computes one range while a neighbouring range is exchanged
@@ -24,10 +22,10 @@ class OwnedParts:
     def __init__(self, bounds: dict[tuple[int, int], tuple[int, int]], zeros=host_zeros):
         self.bounds = bounds
         self._zeros = zeros
-        stops = [0, *accumulate(high - low for low, high in bounds.values())]
-        self.flat = zeros(stops[-1])
-        pieces = zip(bounds, pairwise(stops), strict=True)
-        self._views = {part: self.flat[start:stop] for part, (start, stop) in pieces}
+        lengths = [high - low for low, high in bounds.values()]
+        self.flat = zeros(sum(lengths))
+        places = zip(bounds, side_by_side(lengths), strict=True)
+        self._views = {part: self.flat[slice(*place)] for part, place in places}
 
     def __getitem__(self, part: tuple[int, int]) -> np.ndarray:
         return self._views[part]
@@ -75,9 +73,8 @@ class ShardedGradients(OwnBuffers):
 
     def new_parts(self) -> OwnedParts:
         """Return memory on the same device for this rank's part of each range, as a ring's reduce-scatter cuts it."""
-        size = self._world.size
-        rank = self._world.rank
-        return OwnedParts({part: host_ring.own_chunk(size, rank, *part) for part in self.ranges}, self._zeros)
+        world = self._world
+        return OwnedParts({part: cut_range(*part, world.size)[world.rank] for part in self.ranges}, self._zeros)
 
 
 class ShardedParameters(ShardedGradients):

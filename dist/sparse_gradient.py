@@ -11,10 +11,9 @@ NEXT = 1  # steps ahead
 
 
 class SparseGradient:
-    """Rows of a table of `shape` (rows, width), float32.
+    """Rows of a table of `shape` (rows, width), float32, at most `most` in a step.
 
-    memory: (ids, values) of each rank of the node; this rank is number `own`. ids: int32 (2, 1 + most), the ids of this
-    step and of the next, each after its count; the two take turns. values: float32 (most, width).
+    zeros(count, dtype): makes this rank's array, and returns those of all ranks of the node; this rank is number `own`.
 
     All ranks of a node call `begin` at the start of a step. They may read each other's rows (`union`, `sum_into`,
     `next_rows`) after they have met at the end of backward, until the next `begin`.
@@ -22,9 +21,13 @@ class SparseGradient:
     A strategy that fetches the next step's parameters sets `fetched`. They have arrived when before_use returns.
     """
 
-    def __init__(self, shape: tuple[int, int], memory: list, own: int = 0):
+    def __init__(self, shape: tuple[int, int], most: int, zeros, own: int = 0):
         self.shape = shape
-        self._memory = memory
+        # (ids, values) of each rank of the node. ids: int32 (2, 1 + most), the ids of this step and of the next, each
+        # after its count; the two take turns. values: float32 (most, width).
+        ids = [found.reshape(2, -1) for found in zeros(2 * (1 + most), np.int32)]
+        values = [found.reshape(-1, shape[1]) for found in zeros(most * shape[1], np.float32)]
+        self._memory = list(zip(ids, values, strict=True))
         self._own = own
         self._turn = 0
         self._row_bytes = 4 * shape[1] + 4  # float32 values, int32 id
@@ -91,10 +94,3 @@ def common(some: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray
     """Return the indices, in each of two sorted arrays of ids, of the ids that are in both."""
     _, own, places = np.intersect1d(some, others, assume_unique=True, return_indices=True)
     return own, places
-
-
-def ids_and_values(most: int, width: int, zeros) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return (ids, values) of each rank of the node. zeros(count, dtype) makes this rank's array and returns all."""
-    ids = zeros(2 * (1 + most), np.int32)
-    values = zeros(most * width, np.float32)
-    return [(i.reshape(2, -1), v.reshape(-1, width)) for i, v in zip(ids, values, strict=True)]

@@ -31,7 +31,6 @@ under way is dropped.
 import math
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -40,7 +39,7 @@ from dist.cost.memory import Memory
 from dist.cost.overlap import Overlap
 from dist.host.exchange import RingExchange
 from dist.mpi import MPI
-from dist.ranges import cut, cut_range
+from dist.ranges import cut, cut_range, side_by_side
 from dist.waiting import EarlySum, wait
 from strategies.base import Updated
 from strategies.hierarchical import Hierarchical
@@ -71,7 +70,7 @@ class Diloco(Hierarchical):
         self.pieces = self.period if job.outer.fragments > 1 else 1
         self.step = job.steps_made
         self.travelling = None  # the number of the fragment under way
-        self.next_piece = None  # of it, to be sent from the next kernel on
+        self.next_piece = None  # [start, stop) of `delta`: the piece of this fragment that the next kernel starts
         self.factor = world.size / replica.size  # the gradients are scaled as parts of the global batch's mean
         self.rail_count = world.comm.allreduce(replica.size, MPI.MIN)
         # A rank without a rail also gets a ring, which exchanges nothing.
@@ -81,13 +80,14 @@ class Diloco(Hierarchical):
         super().__init__(replace(job, world=replica, new_exchange=RingExchange))
         self.workers = world.size
         self.worker = world.rank
-        ends = accumulate((len(one.parameters) for one in self.parts), initial=0)
-        self.places = list(pairwise(ends)) or [(0, 0)]  # of this rank's part of each fragment, in `delta`
+        # Of this rank's part of each fragment, in `delta`.
+        self.places = side_by_side(len(one.parameters) for one in self.parts) or [(0, 0)]
         self.delta = np.zeros(self.places[-1][1], np.float32)
         # The replica's own parameters when the fragment under way began; one that is alone makes no step meanwhile.
         longest = max((len(one.parameters) for one in self.parts), default=0)
         self.begun = np.zeros(longest if job.outer.fragments > 1 else 0, np.float32)
         self.outer_exchange = job.new_exchange(rail_comm, self.places)
+        # For checkpoints: updates; local steps and fragments, if one is under way; number of norms; norms.
         self.history = np.zeros(4 + self.clipping.norms.maxlen if replica.rank == 0 else 0, np.float32)
 
     def _new_optimizers(self, job):

@@ -21,7 +21,6 @@ from dist.cost.memory import Memory
 from dist.cost.messages import sums_of_nodes
 from dist.cost.sparse_rows import node_rows_everywhere
 from dist.gpu.node_exchange import NodeExchange
-from dist.host.host_ring import own_chunk
 from dist.host.sparse_exchange import SparseExchange
 from dist.mpi import MPI
 from dist.ranges import cut, cut_range
@@ -57,9 +56,8 @@ class Hierarchical(Bucketed):
         # A rank without a rail also gets a ring, so that it has an engine and `errors`. This ring exchanges nothing.
         rail_comm = self.comm.Split(world.local_rank, world.node)
         self.exchange = job.new_exchange(rail_comm, self.buckets, addends=addends)
-        self.sparse_exchange = None
-        if job.sparse:
-            self.sparse_exchange = SparseExchange(rail_comm, job.sparse, self._cut_head(rail_comm.size))
+        head = self._cut_head(rail_comm.size)
+        self.sparse_exchange = SparseExchange(rail_comm, job.sparse, head) if job.sparse else None
         self._new_optimizers(job)
 
     def _new_optimizers(self, job):
@@ -92,7 +90,7 @@ class Hierarchical(Bucketed):
         if self.rail is None:
             return []
         parts = [self._of_rail(*bucket) for bucket in self.buckets if self.is_head(bucket[0])]
-        return [(own_chunk(nodes, node, *part), node) for part in parts for node in range(nodes)]
+        return [(chunk, node) for part in parts for node, chunk in enumerate(cut_range(*part, nodes))]
 
     def _rail_exchange(self, start, stop):
         return self.exchange.allreduce(self.node_sum, start, stop, self._add_squares)

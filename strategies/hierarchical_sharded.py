@@ -24,7 +24,6 @@ from dist.cost.memory import Memory
 from dist.cost.overlap import of_buckets
 from dist.cost.sparse_rows import node_rows_to_owners
 from dist.gpu.node_exchange import NodeExchange
-from dist.host.host_ring import own_chunk
 from dist.node_memory import NodeGathers
 from dist.ranges import cut_range
 from dist.waiting import sum_everywhere, wait
@@ -144,7 +143,7 @@ def all_reduced_share(head: float) -> Fraction:
 
 def _own_shard(world, start, stop):
     """Return this rank's share of its node's shard of [start, stop)."""
-    return _share_in_node(world, *own_chunk(world.node_count, world.node, start, stop))
+    return _share_in_node(world, *cut_range(start, stop, world.node_count)[world.node])
 
 
 def _share_in_node(world, start, stop):

@@ -22,13 +22,13 @@ changes, the errors carry over, and Q starts from the old numbers in a different
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from dist.cost.memory import Memory
 from dist.cost.messages import Messages, Setting, in_turn, ring_of
 from dist.cost.mpi_choices import UnknownChoice
+from dist.ranges import side_by_side
 from strategies.base import Strategy
 from strategies.traits import Traits
 
@@ -79,30 +79,32 @@ class PowerSGD(Strategy):
         size = len(self.parameters)
         rank = job.low_rank
         shapes = low_rank(job.matrices, rank)
-        edges = [0, *(edge for start, rows, columns in shapes for edge in (start, start + rows * columns)), size]
-        gaps = list(zip(edges[::2], edges[1::2], strict=True))
-        gap_edges = np.cumsum([0, *(stop - start for start, stop in gaps)])
-        p_edges = gap_edges[-1] + np.cumsum([0, *(rank * rows for _, rows, _ in shapes)])
-        q_edges = np.cumsum([0, *(rank * columns for *_, columns in shapes)])
-        self.sent = np.zeros(p_edges[-1], np.float32)  # gradients that are sent exactly, then each P
-        self.memory = np.zeros(size + q_edges[-1], np.float32)  # errors, or M; then each Q^T
+        starts = [start for start, *_ in shapes]
+        stops = [start + rows * columns for start, rows, columns in shapes]
+        gaps = list(zip([0, *stops], [*starts, size], strict=True))  # what no matrix covers
+        sent_sizes = [stop - start for start, stop in gaps] + [rank * rows for _, rows, _ in shapes]
+        q_sizes = [rank * columns for *_, columns in shapes]
+        self.sent = np.zeros(sum(sent_sizes), np.float32)  # gradients that are sent exactly, then each P
+        self.memory = np.zeros(size + sum(q_sizes), np.float32)  # errors, or M; then each Q^T
         self.q = self.memory[size:]
         self.mean_q = np.zeros_like(self.q)
-        places = zip(gaps, pairwise(gap_edges), strict=True)
-        self.exact = [(self.gradients[slice(*gap)], self.sent[slice(*place)]) for gap, place in places]
-        self.matrices = []
+        sent = [self.sent[slice(*place)] for place in side_by_side(sent_sizes)]
+        self.exact = [(self.gradients[slice(*gap)], sent.pop(0)) for gap in gaps]
         project, _ = loops_of(rank)
-        for (start, rows, columns), p, q in zip(shapes, pairwise(p_edges), pairwise(q_edges), strict=True):
+        self.matrices = []
+        for (start, rows, columns), p, q in zip(shapes, sent, side_by_side(q_sizes), strict=True):
             part = slice(start, start + rows * columns)
             pair = (flat[part].reshape(rows, columns) for flat in (self.gradients, self.memory))
             qs = (flat[slice(*q)].reshape(rank, columns) for flat in (self.q, self.mean_q))
-            self.matrices.append(Factored(*pair, self.sent[slice(*p)].reshape(rows, rank), *qs, project))
-        factors = [(start, one.p, one.q) for (start, *_), one in zip(shapes, self.matrices, strict=True)]
-        self.sums = FactoredGradients(self.gradients, factors)
+            self.matrices.append(Factored(*pair, p.reshape(rows, rank), *qs, project))
+        products = [(start, one.p, one.q) for start, one in zip(starts, self.matrices, strict=True)]
+        self.sums = FactoredGradients(self.gradients, products)
         half = len(two_parts(shapes, size)[0])
+        sent_stop = sum(sent_sizes[: len(gaps) + half])
+        q_stop = sum(q_sizes[:half])
         self.parts = [
-            (self.matrices[:half], self.sent[: p_edges[half]], self.q[: q_edges[half]]),
-            (self.matrices[half:], self.sent[p_edges[half] :], self.q[q_edges[half] :]),
+            (self.matrices[:half], self.sent[:sent_stop], self.q[:q_stop]),
+            (self.matrices[half:], self.sent[sent_stop:], self.q[q_stop:]),
         ]
         self.exchange = job.new_exchange(self.comm, [(0, max(len(self.sent), len(self.q)))])
         self.optimizer = job.new_optimizer(0, size)

@@ -7,7 +7,7 @@ node's port carries as much: with many nodes this is close to the bound of 2 (M-
 dist/host/host_ring.py, for GPUs in dist/gpu/device_ring.py.
 """
 
-from dist.cost.messages import ring_of_ranks
+from dist.cost.messages import ring_of
 from dist.gpu.device_ring import DeviceRing
 from strategies.replicated import Replicated
 from strategies.traits import OnGpus
@@ -19,5 +19,5 @@ class Ring(Replicated):
         line="a ring of all ranks",
         auto=("host", "gpus"),
         on_gpus=OnGpus({"float32": DeviceRing, "bfloat16": DeviceRing}),
-        messages=ring_of_ranks,
+        messages=lambda setting: ring_of(setting.ranks, setting.blocks(len(setting.placement))),
     )

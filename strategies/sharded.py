@@ -18,12 +18,11 @@ class ShardedUpdate(Strategy):
 
     phases = "reduce_scatter", "allgather"
 
-    def _divide(self, job, ranges, sums: OwnedParts) -> None:
-        """Set up own parts and optimizers. ranges: of the parameters, ascending. sums: buffers for the own sums."""
-        self.ranges = ranges
+    def _divide(self, job, sums: OwnedParts) -> None:
+        """Set up own parts and optimizers. sums: buffers for the own sums of all ranges, in ascending order."""
+        self.ranges = list(sums.bounds)
         self.sums = sums
-        bounds = {part: own for part, own in sums.bounds.items() if own[0] < own[1]}
-        self.optimizers = {part: job.new_optimizer(*own) for part, own in bounds.items()}
+        self.optimizers = {part: job.new_optimizer(*own) for part, own in sums.bounds.items() if own[0] < own[1]}
         self.own = self._own_parameters(job)
         self.gathering = {}  # {range: its all-gather} of those in flight, in the order in which they started
 
@@ -93,7 +92,7 @@ class Sharded(Bucketed, ShardedUpdate):
         super().__init__(job)
         self.exchange = self._new_exchange(job)
         owned = {bucket: self.exchange.own_part(*bucket) for bucket in reversed(self.buckets)}
-        self._divide(job, [*owned], OwnedParts(owned, job.buffers.zeros))
+        self._divide(job, OwnedParts(owned, job.buffers.zeros))
 
     def _new_exchange(self, job):
         return job.new_exchange(self.comm, self.buckets)

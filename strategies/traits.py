@@ -9,7 +9,7 @@ from dist.cost.memory import VECTOR_BYTES, Memory
 from dist.cost.overlap import Overlap, Training
 from dist.host.direct_exchange import DirectExchange
 from dist.host.exchange import RingExchange
-from dist.host.operation import MpiSum, OwnSum, new_operation
+from dist.host.operation import new_operation
 from dist.host.wire_comm import WireComm
 from dist.wire import WIRE_BYTES, WireFormat
 from dist.world import World
@@ -68,9 +68,9 @@ class Traits:
         """Return whether it gives the weights of all others, up to rounding to bfloat16. wanted: see item_bytes."""
         return self.same_weights and self.item_bytes(wanted) >= WIRE_BYTES["bfloat16"]
 
-    def new_operation(self, wire_format: WireFormat) -> MpiSum | OwnSum:
-        """Return the operation that its MPI collectives add with; the caller closes it."""
-        return new_operation(wire_format) if self.operations else MpiSum()
+    def new_operation(self, wire_format: WireFormat):
+        """Return an object whose `op` its MPI collectives add with; the caller closes it."""
+        return new_operation(wire_format if self.operations else WireFormat())
 
     def in_host_memory(self, world: World, wire_format: WireFormat, operation) -> dict:
         """Return the `world` and `new_exchange` of a Job in host memory. operation: an MPI.Op."""

@@ -51,7 +51,7 @@ class Zero2(ShardedUpdate):
         self.overlapping = job.bucket_bytes is not None
         self.whole_ranges = dict(job.buffers.ranges)
         self.exchange = job.new_exchange(self.comm, job.buffers.ranges, one_at_a_time=True)
-        self._divide(job, job.buffers.ranges, job.buffers.new_parts())
+        self._divide(job, job.buffers.new_parts())
         self.reduction = None
 
     def gradients_final(self, start, stop):

@@ -1,7 +1,7 @@
 """The messages of one step's exchange, which give the exact bytes into and out of every rank and node.
 
-A strategy declares its message schedule as a function of a Setting (strategies/base.py). The functions here build such
-schedules: rings and trees of point-to-point messages, and calls of MPI's collectives, whose messages depend on the
+A strategy declares its message schedule as a function of a Setting (`messages` of its traits). The functions here build
+such schedules: rings and trees of point-to-point messages, and calls of MPI's collectives, whose messages depend on the
 algorithm that the library picks (mpi_choices.py). Messages are (stages, names of the MPI library's algorithms).
 """
 
@@ -141,11 +141,6 @@ def ring_all_gather(members: np.ndarray, blocks: np.ndarray) -> list[Stage]:
 def ring_of(members: np.ndarray, blocks: np.ndarray) -> Messages:
     """Return a ring reduce-scatter and all-gather of these ranks. blocks: bytes of each member's part, (members,)."""
     return ring_reduce_scatter(members, blocks) + ring_all_gather(members, blocks), []
-
-
-def ring_of_ranks(setting: Setting) -> Messages:
-    """Sum the vector around one ring of all ranks."""
-    return ring_of(setting.ranks, setting.blocks(len(setting.placement)))
 
 
 def sums_of_nodes(setting: Setting) -> Messages:

@@ -41,18 +41,14 @@ def replayed_ends_s(pipeline: PipelineStep, seats: Seats, library: str) -> np.nd
 
     library: the MPI library, whose protocols decide which sends wait.
     """
-    ranks = np.arange(seats.nodes.size).reshape(seats.nodes.shape)
+    ranks = np.arange(seats.nodes.size).reshape(seats.nodes.shape)  # (stages, replicas, shards)
     links = links_of(replace(seats.cluster, placement=seats.nodes.ravel()), library)
-    ends_s = Replay(pipeline_turns(pipeline, ranks, links.rendezvous_bytes), links).run()
-    return np.array(ends_s).reshape(ranks.shape).max(axis=(1, 2))
-
-
-def pipeline_turns(pipeline: PipelineStep, ranks: np.ndarray, rendezvous_bytes: int) -> list[list[Turn]]:
-    """Return the turns of each rank. ranks: rank numbers, (stages, replicas, shards)."""
     messages = {}
-    for number in range(ranks.shape[1]):
-        messages |= _messages(pipeline, ranks[:, number], number, rendezvous_bytes)
-    return [StageTurns(pipeline, messages, *place).turns() for place in np.ndindex(ranks.shape)]
+    for number in range(seats.copies):
+        messages |= _messages(pipeline, ranks[:, number], number, links.rendezvous_bytes)
+    turns = [StageTurns(pipeline, messages, *place).turns() for place in np.ndindex(ranks.shape)]
+    ends_s = Replay(turns, links).run()
+    return np.array(ends_s).reshape(ranks.shape).max(axis=(1, 2))
 
 
 def _messages(pipeline: PipelineStep, ranks: np.ndarray, number: int, rendezvous_bytes: int) -> dict:

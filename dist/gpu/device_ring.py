@@ -8,8 +8,7 @@ transfers.
 from dist.gpu.buffers import device_zeros
 from dist.gpu.comm import DeviceComm
 from dist.gpu.wire import new_device_wire
-from dist.host import host_ring
-from dist.ranges import cut, longest
+from dist.ranges import cut, cut_range, longest
 from dist.wire import WireFormat
 
 
@@ -25,7 +24,7 @@ class DeviceRing:
         self._landing = device_zeros(comm.device, chunk, self._wire.dtype)
 
     def own_part(self, start: int, stop: int) -> tuple[int, int]:
-        return host_ring.own_chunk(self._comm.size, self._comm.rank, start, stop)
+        return cut_range(start, stop, self._comm.size)[self._comm.rank]
 
     def allreduce(self, flat, errors=None) -> None:
         self.reduce_scatter(flat, errors)

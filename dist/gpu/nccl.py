@@ -7,12 +7,12 @@ share one stream, so there is one order: the order of the strategy's calls.
 
 import warnings
 from functools import partial
-from itertools import accumulate, pairwise
 
 import numpy as np
 
 from dist.gpu.comm import DeviceComm
 from dist.mpi import MPI
+from dist.ranges import side_by_side
 
 
 def missing_nccl() -> str | None:
@@ -90,7 +90,7 @@ class NcclComm(DeviceComm):
     def _for_each_part(self, counts, call) -> None:
         """Call call(rank, its part) for all non-empty parts, in one group: NCCL has no call for unequal parts."""
         self._nccl.groupStart()
-        for root, (start, stop) in enumerate(pairwise(accumulate(counts, initial=0))):
+        for root, (start, stop) in enumerate(side_by_side(counts)):
             if start < stop:
                 call(root, slice(start, stop))
         self._nccl.groupEnd()

@@ -14,7 +14,7 @@ import itertools
 from collections import deque
 from dataclasses import replace
 
-from dist.host.host_ring import add, own_chunk
+from dist.host.host_ring import add
 from dist.progress_engine import ProgressEngine
 from dist.ranges import cut_range
 from dist.wire import LANDING_BYTES, WireFormat
@@ -24,12 +24,10 @@ TAGS = 1 << 14
 
 
 class DirectExchange:
-    """Direct exchanges between the ranks of comm, rounded to int8 on the wire (exchange.py has the interface).
+    """Direct exchanges between the ranks of comm, rounded to int8 on the wire: what hierarchical uses of exchange.py.
 
     addends: other vectors of this rank's node, added to its own before they are sent. Collective.
     """
-
-    is_lossy = True
 
     def __init__(self, comm, ranges, wire_format: WireFormat, addends=()):
         self._comm = comm.Dup()
@@ -40,12 +38,6 @@ class DirectExchange:
         self._wire = replace(wire_format, segment_bytes=segment_bytes).new(max(stop for _, stop in ranges))
         self.errors = self._wire.errors
         self._tags = itertools.cycle(range(1, TAGS))
-
-    def own_part(self, start: int, stop: int) -> tuple[int, int]:
-        return own_chunk(self._comm.size, self._comm.rank, start, stop)
-
-    def start_allreduce(self, vector, start: int, stop: int) -> None:
-        self.engine.start(self.allreduce(vector, start, stop))
 
     def allreduce(self, vector, start: int, stop: int, on_own_chunk=None):
         """Return a generator. A plain method: each call takes its tags at once, in the same order on all ranks."""
@@ -83,7 +75,7 @@ def allreduce(comm, flat, addends, start, stop, wire, tags, on_own_chunk=None):
             wire.unpack(message, flat, *segment)
             sends += [comm.Isend(message, other, tags[1]) for other in others]
         if turn - AHEAD == turns - 1 and on_own_chunk:
-            on_own_chunk(*own_chunk(comm.size, comm.rank, start, stop))
+            on_own_chunk(*cut_range(start, stop, comm.size)[comm.rank])
         for owner in others:
             for segment in _of_turn(chunks[owner], turn - 2 * AHEAD):
                 wire.unpack((yield from sums.take()), flat, *segment)

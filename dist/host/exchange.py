@@ -3,16 +3,15 @@
 An exchange, here or between GPUs (dist/gpu/exchange.py), is constructed from (comm, ranges, wire_format) and has:
 
     engine                                  starts and advances exchanges, in the same order on all ranks
-    is_lossy                                whether values arrive rounded
     errors                                  (size,) float32: rounding errors of this rank's sums so far, or None
     start_allreduce(vector, start, stop)    for Replicated: starts an all-reduce of [start, stop)
     reduce_scatter(vector, start, stop)     for Sharded, an iterator for `engine`: each rank gets the sum of its part
     all_gather(vector, start, stop)         likewise: all ranks get the owners' parts
-    own_part(start, stop)                   the part of a range that this rank owns, perhaps none
+    own_part(start, stop)                   likewise: the part of a range that this rank owns, perhaps none
+    is_lossy                                likewise: whether values arrive rounded
 
-Rings use host_ring.py, trees host_tree.py; direct_exchange.py has the exchange for an int8 wire.
-
-Vectors are float32; the WireFormat says how they travel.
+Rings use host_ring.py, trees host_tree.py; direct_exchange.py has the exchange for an int8 wire. Vectors are float32;
+the WireFormat says how they travel.
 """
 
 import itertools
@@ -20,7 +19,7 @@ from dataclasses import replace
 
 from dist.host import host_ring, host_tree
 from dist.progress_engine import ProgressEngine
-from dist.ranges import longest
+from dist.ranges import cut_range, longest
 from dist.wire import WireFormat
 
 FLOAT32 = WireFormat()
@@ -49,7 +48,7 @@ class RingExchange:
         self._tags = itertools.cycle(range(1, TAGS))
 
     def own_part(self, start: int, stop: int) -> tuple[int, int]:
-        return host_ring.own_chunk(self._comm.size, self._comm.rank, start, stop)
+        return cut_range(start, stop, self._comm.size)[self._comm.rank]
 
     def start_allreduce(self, vector, start: int, stop: int) -> None:
         self.engine.start(self.allreduce(vector, start, stop))
@@ -86,7 +85,6 @@ class TreeExchange:
         self._comm = comm.Dup()
         self.engine = ProgressEngine()
         self._wire = wire_format.new(max(stop for _, stop in ranges))
-        self.is_lossy = wire_format.is_lossy
         self.errors = self._wire.errors
         self._tags = itertools.cycle(range(1, TAGS))
 

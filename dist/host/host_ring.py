@@ -27,7 +27,7 @@ def allreduce(comm, flat, addends, start, stop, wire, tag, on_own_chunk=None):
 
 
 def reduce_scatter(comm, flat, addends, start, stop, wire, tag):
-    """Generator: sum this rank's part of flat[start:stop] (`own_chunk`) in place; overwrite the rest."""
+    """Generator: sum this rank's chunk, cut_range(start, stop, comm.size)[comm.rank], in place; overwrite the rest."""
     sends = yield from _reduce_scatter(comm, flat, addends, start, stop, wire, tag)
     yield from sends
 
@@ -82,7 +82,7 @@ def all_gather(comm, flat, start, stop, wire, tag, earlier_sends=(), on_own_chun
         wire.rounded(flat, *segment)
         send(wire.gathered(flat, *segment))
     if on_own_chunk:
-        on_own_chunk(*own_chunk(size, rank, start, stop))
+        on_own_chunk(*cut_range(start, stop, size)[rank])
     yield from _receive(comm, arriving, wire, lambda _, *bounds: wire.gathered(flat, *bounds), take, tag, earlier_sends)
     yield from sends
 
@@ -109,8 +109,3 @@ def _receive(comm, arriving, wire, buffer_of, take, tag, earlier_sends=()):
                 yield earlier_sends[index]
             buffer = buffer_of(index, *arriving[index])
             posted.append((buffer, comm.Irecv(buffer, source, tag)))
-
-
-def own_chunk(size: int, rank: int, start: int, stop: int) -> tuple[int, int]:
-    """Return the part of [start, stop) whose sum a reduce-scatter over `size` ranks leaves on `rank`."""
-    return cut_range(start, stop, size)[rank]

@@ -6,6 +6,7 @@ interpreter lock; a Python function given to mpi4py's Op.Create would wait for i
 
 import ctypes
 from functools import cache
+from types import SimpleNamespace
 
 from dist.mpi import MPI
 from dist.wire import WireFormat
@@ -13,17 +14,11 @@ from dist.wire import WireFormat
 _C_HANDLE = {4: ctypes.c_uint32, 8: ctypes.c_uint64}  # MPICH's handles are numbers, Open MPI's are addresses
 
 
-def new_operation(wire_format: WireFormat) -> "MpiSum | OwnSum":
+def new_operation(wire_format: WireFormat) -> "OwnSum | SimpleNamespace":
     """Return an object whose `op` adds vectors in that format; the caller closes it."""
-    return MpiSum() if wire_format.operation == "mpi" else OwnSum(wire_format.is_lossy)
-
-
-class MpiSum:
-    def __init__(self):
-        self.op = MPI.SUM
-
-    def close(self) -> None:
-        """Do nothing: the operation is MPI's."""
+    if wire_format.operation == "mpi":
+        return SimpleNamespace(op=MPI.SUM, close=lambda: None)
+    return OwnSum(wire_format.is_lossy)
 
 
 class OwnSum:

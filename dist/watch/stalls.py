@@ -1,6 +1,12 @@
 """Find the ranks that hold up the others, or a network that stands still, from the ranks' positions (live.py).
 
 The watchdog (watchdog.py) passes in the positions it sees, with the time of its own clock.
+
+If a rank has died, `srun --kill-on-bad-exit` sends SIGTERM to the remaining ranks, and SIGKILL only after SLURM's
+KillWait, 30 s by default. Training answers SIGTERM with a checkpoint, for which all ranks must meet. Ranks that wait in
+MPI for the dead rank never return, and Python's signal handler does not run there. But their watchdog threads run. A
+rank is gone if it shows no sign of life and no SIGTERM, while all others have received SIGTERM and wait. One rank
+concludes that, names the gone rank, marks its own record, and ends. The others see the mark, and end.
 """
 
 import time
@@ -186,3 +192,25 @@ class Lookout:
                 return None
         self._all.look(self._live.read(range(self._world.node_count)), now)
         return self._all
+
+    def gone_ranks(self) -> list[int] | None:
+        """Return the gone ranks; [] if another rank has named them and this one must end; None if none is gone.
+
+        The watchdog's thread calls only this, and often, after this rank has received SIGTERM.
+        """
+        live = self._live
+        live.pulse(is_asked=True)
+        if live.unseen:  # a rank on an unseen host may live, and write the checkpoint
+            return None
+        if self._world.node_count > 1 and self._world.local_rank < 2:
+            live.publish()
+        if live.read(self.first_nodes)["ends"].any():
+            return []
+        seen = self.look()
+        if seen is None:
+            return None
+        if seen.has_end():
+            return []
+        if not seen.are_silent(self.before):
+            return None  # a rank in `before` lives, and judges
+        return seen.find_gone() or None

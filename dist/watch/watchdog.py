@@ -7,7 +7,7 @@ lost a host may let the others wait forever.
 If ranks have waited too long in an exchange, stalls.py names the culprits: ranks that show no life, or whose node's
 port has lost its link, else those that have come the least far and do not move on. If all ranks are in the same
 exchange, it is slow, and no rank is named; but if nothing passes through any node's ports, the network is named. When
-SIGTERM has asked the job to end, gone.py ends the ranks that wait for one that is gone.
+SIGTERM has asked the job to end, ranks that wait for one that is gone end at once: they cannot do what it asks for.
 
 The threads call no MPI function but MPI_Abort: a rank that hangs may hold any lock of the MPI library.
 """
@@ -21,7 +21,6 @@ import numpy as np
 
 from dist.console import say
 from dist.repeating import Repeating
-from dist.watch.gone import gone_ranks
 from dist.watch.live import LivePositions
 from dist.watch.stalls import Lookout, Observation, Stall
 from dist.world import PRINTING_S, World, end_job
@@ -77,7 +76,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         if self._is_asked():
-            gone = gone_ranks(self._world, self._live, self._after_sigterm)
+            gone = self._after_sigterm.gone_ranks()
             if gone is not None:
                 self._end_without(gone)
         if time.monotonic() < self._due:

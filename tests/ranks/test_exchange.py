@@ -13,6 +13,7 @@ from dist.buffers import NodeBuffers
 from dist.host import host_ring, host_tree
 from dist.probe.links import bucket_bytes, probe_links, rate_both_ways, segment_bytes
 from dist.progress_engine import ProgressEngine, progressing
+from dist.ranges import cut_range
 from dist.waiting import Condition, wait
 from dist.wire import PlainWire, WireFormat, round_to_bfloat16, widen
 from dist.world import world_of
@@ -122,7 +123,7 @@ def test_an_allreduce_says_halfway_which_sums_are_complete(comm):
 
     progress.start(host_ring.allreduce(comm, flat, [], 3, 50, PlainWire(SEGMENT_BYTES), 2, summed))
     progress.finish()
-    start, stop = host_ring.own_chunk(comm.size, comm.rank, 3, 50)
+    start, stop = cut_range(3, 50, comm.size)[comm.rank]
     assert said == [(start, stop, [sum(range(1, comm.size + 1))] * (stop - start))]
 
 

@@ -1,13 +1,11 @@
-"""dist/watch/gone.py: who concludes that a rank is gone, who hears it from another, and whose records are read."""
+"""Lookout.gone_ranks: who concludes that a rank is gone, who hears it from another, and whose records are read."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from dist.watch import stalls
-from dist.watch.gone import gone_ranks
 from dist.watch.live import POSITION
 from dist.watch.stalls import Lookout, Observation
 
@@ -19,7 +17,7 @@ SILENT_S = 3.0
 
 def watching(rank, live, silent_s=SILENT_S):
     world = SimpleNamespace(rank=rank, local_rank=rank % 2, node_count=3, places=PLACES)
-    return partial(gone_ranks, world, live, Lookout(world, live, lambda: Observation(IS_MEETING, silent_s, 0.5)))
+    return Lookout(world, live, lambda: Observation(IS_MEETING, silent_s, 0.5)).gone_ranks
 
 
 class Live:

@@ -29,7 +29,7 @@ def summed(post, made, vectors, ranges=((0, SIZE),)):
 
     def begin(one, rank):
         for part in ranges:
-            one.start_allreduce(vectors[rank], *part)
+            one.engine.start(one.allreduce(vectors[rank], *part))
 
     run(post, made, begin)
     return vectors
