@@ -16,8 +16,7 @@ about L/P layers. Every H/P steps the next fragment begins to travel, so each be
 H/P pieces: one starts with each step's first kernel and moves on between the others. So all steps load the ports
 evenly. Exactly H/P steps after it began, the fragment makes its outer step. The replica takes the result and adds the
 steps that it made meanwhile: local = global + (local - local when the fragment began). The paper mixes local and global
-half and half; the replica then lacks half of the outer step, and its next change takes that half back. With P = H the
-delay is shortest, one step, and the loss is that of P = 1 (docs/less-traffic.md).
+half and half instead, which ends at a higher loss. With P = H the delay is one step, the shortest.
 
 Validation, samples, exports and `parameters` in checkpoints are the global parameters. They lack the steps since the
 last outer step: none if P = 1 and H divides the steps. If P > 1, a fragment's steps enter H/P steps after it begins to
@@ -80,14 +79,13 @@ class Diloco(Hierarchical):
         super().__init__(replace(job, world=replica, new_exchange=RingExchange))
         self.workers = world.size
         self.worker = world.rank
-        # Of this rank's part of each fragment, in `delta`.
-        self.places = side_by_side(len(one.parameters) for one in self.parts) or [(0, 0)]
-        self.delta = np.zeros(self.places[-1][1], np.float32)
-        # The replica's own parameters when the fragment under way began; one that is alone makes no step meanwhile.
-        longest = max((len(one.parameters) for one in self.parts), default=0)
-        self.begun = np.zeros(longest if job.outer.fragments > 1 else 0, np.float32)
+        sizes = [len(one.parameters) for one in self.parts] or [0]
+        self.places = side_by_side(sizes)  # of this rank's part of each fragment, in `delta`
+        self.delta = np.zeros(sum(sizes), np.float32)
+        # The replica's own parameters when the fragment under way began. Without --fragments it makes no step meanwhile.
+        self.begun = np.zeros(max(sizes) if job.outer.fragments > 1 else 0, np.float32)
         self.outer_exchange = job.new_exchange(rail_comm, self.places)
-        # For checkpoints: updates; local steps and fragments, if one is under way; number of norms; norms.
+        # For checkpoints: updates; fragments and steps between two, if one is under way; number of norms; norms.
         self.history = np.zeros(4 + self.clipping.norms.maxlen if replica.rank == 0 else 0, np.float32)
 
     def _new_optimizers(self, job):
