@@ -82,7 +82,7 @@ class Diloco(Hierarchical):
         sizes = [len(one.parameters) for one in self.parts] or [0]
         self.places = side_by_side(sizes)  # of this rank's part of each fragment, in `delta`
         self.delta = np.zeros(sum(sizes), np.float32)
-        # The replica's own parameters when the fragment under way began. Without --fragments it makes no step meanwhile.
+        # With --fragments, the replica's own parameters when the fragment under way began.
         self.begun = np.zeros(max(sizes) if job.outer.fragments > 1 else 0, np.float32)
         self.outer_exchange = job.new_exchange(rail_comm, self.places)
         # For checkpoints: updates; fragments and steps between two, if one is under way; number of norms; norms.

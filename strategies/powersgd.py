@@ -89,10 +89,10 @@ class PowerSGD(Strategy):
         self.q = self.memory[size:]
         self.mean_q = np.zeros_like(self.q)
         sent = [self.sent[slice(*place)] for place in side_by_side(sent_sizes)]
-        self.exact = [(self.gradients[slice(*gap)], sent.pop(0)) for gap in gaps]
+        self.exact = [(self.gradients[slice(*gap)], part) for gap, part in zip(gaps, sent[: len(gaps)], strict=True)]
         project, _ = loops_of(rank)
         self.matrices = []
-        for (start, rows, columns), p, q in zip(shapes, sent, side_by_side(q_sizes), strict=True):
+        for (start, rows, columns), p, q in zip(shapes, sent[len(gaps) :], side_by_side(q_sizes), strict=True):
             part = slice(start, start + rows * columns)
             pair = (flat[part].reshape(rows, columns) for flat in (self.gradients, self.memory))
             qs = (flat[slice(*q)].reshape(rank, columns) for flat in (self.q, self.mean_q))

@@ -64,3 +64,8 @@ def mfu_text(mfu: float, peak_underestimated: bool = False) -> str:
 def ratio_text(ratio: float) -> str:
     """Return "1.8 times faster", "8% faster"."""
     return f"{ratio:.1f} times faster" if ratio >= 1.2 else f"{ratio - 1:.0%} faster"
+
+
+def listed(words: list[str]) -> str:
+    """Return "a", "a and b", "a, b and c"."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if words[:-1] else words)

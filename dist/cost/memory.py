@@ -7,7 +7,7 @@ and parameters gathered for a layer at a time.
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 VECTOR_BYTES = 4  # bytes of one parameter
@@ -37,6 +37,10 @@ class Memory:
 
     def formulas(self, overlap: bool) -> tuple[str, str, str]:
         return self.parameters, self.gradients, (overlap and self.overlapped) or self.optimizer
+
+    def with_errors(self) -> "Memory":
+        """Return the memory with error feedback. Ranks that share parameters also share out the rounding errors."""
+        return replace(self, gradients=f"{self.gradients} + {'1/L' if self.shared_in_node else '1'}")
 
     def of_rank(self, parameters: int, ranks: int, nodes: int, overlap: bool = False) -> "RankMemory":
         """Return the bytes of the rank that holds most; shares are rounded up to whole parameters."""

@@ -14,6 +14,7 @@ from dist.cost.model import Cluster, Prediction, lower_bound_s, predict, predict
 from dist.cost.mpi_choices import UnknownChoice
 from dist.cost.overlap import Overlap, Training
 from dist.cost.stages import Stage
+from dist.wire import WIRE_BYTES
 from strategies import BASELINE, STRATEGIES, Strategy
 
 ONE_NODE_RATE = 10e9  # bytes/s; on one node no port limits anything, but the model needs a number
@@ -104,8 +105,11 @@ def predicted_step(kind: type[Strategy], cluster: Cluster, training: Training, l
     ranks = len(cluster.placement)
     is_dedicated = server == "dedicated"
     name = f"{kind.name}/{server}" if is_dedicated else kind.name
+    formulas = kind.traits.memory
+    if kind.traits.item_bytes(training.item_bytes) == WIRE_BYTES["int8"]:  # then error feedback is on by default
+        formulas = formulas.with_errors()
     memory, overlapped = (
-        kind.traits.memory.of_rank(training.parameters, ranks, cluster.nodes, overlap) for overlap in (False, True)
+        formulas.of_rank(training.parameters, ranks, cluster.nodes, overlap) for overlap in (False, True)
     )
     same = kind.traits.gives_same_weights(training.item_bytes)
     try:

@@ -95,8 +95,13 @@ def needed_bytes(settings: Settings, config: GPT2Config, world) -> int:
 
 def bytes_of_wholes(settings: Settings, config: GPT2Config, count: int, world) -> int:
     """Return the bytes on this rank's node if each rank has a whole model of `count` parameters."""
-    places = world.local_size, world.size, world.node_count
-    needed = find(settings.strategy).traits.memory.of_node(count, *places, bool(settings.overlap))
+    memory = find(settings.strategy).traits.memory
+    if settings.error_feedback:
+        memory = memory.with_errors()
+    if settings.replica == "rank":  # then each rank holds what the ranks of a node share otherwise
+        needed = memory.of_node(count, 1, world.size, world.size, bool(settings.overlap)) * world.local_size
+    else:
+        needed = memory.of_node(count, world.local_size, world.size, world.node_count, bool(settings.overlap))
     operand_bytes = bytes_of_operands(settings)
     activations = activation_bytes(config, settings.batch_size, settings.seq_len, operand_bytes=operand_bytes)
     needed += activations * max(1, world.local_size - (settings.server == "dedicated"))

@@ -235,4 +235,6 @@ def test_memory_of_a_node():
     assert plain == 3 * (400 + 400 + 800)
     assert Memory(shared_in_node=True).of_node(100, 3, 6, 2) == plain - 2 * 400
     assert Memory(on_server=True).of_node(100, 3, 6, 2) == plain - 2 * 800
+    assert Memory().with_errors().of_node(100, 3, 6, 2) == plain + 3 * 400
+    assert Memory(shared_in_node=True).with_errors().of_node(100, 3, 6, 2) == plain - 2 * 400 + 3 * 4 * 34
     assert Memory("1/N", "1 + 1/N", "2/ML").of_node(100, 3, 6, 2) == 3 * (4 * 17 + 4 * 117 + 4 * 34)

@@ -1,6 +1,7 @@
 """diloco on ranks that are threads, over an MPI that delivers late: as PyTorch, and where it equals other methods."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from gpt2.optimizer import AdamW, AdamWSettings, Clipping
 from gpt2.parameters import Layout
 from scripts.settings.checks import complete
 from scripts.settings.derived import unused_steps
+from scripts.settings.memory import bytes_of_wholes
 from scripts.settings.training import parse_settings
 from strategies import find
 from strategies.base import OuterSteps
@@ -164,3 +166,12 @@ def test_flags():
     assert said.startswith("--local-steps 6 with --fragments 4, expected a multiple of it")
     assert "the last 3 steps do not enter" in unused_steps(completed("--steps", "45", "--local-steps", "6"))
     assert not unused_steps(completed("--steps", "42", "--local-steps", "6"))
+
+
+def test_replicas_of_one_rank_share_no_memory():
+    """On a node of four ranks: parameters, and per replica global parameters, velocity, change and two moments."""
+    world, config = SimpleNamespace(local_size=4, size=8, node_count=2), complete(parse_settings("", []), 8)[1]
+    by_node, by_rank = (
+        bytes_of_wholes(completed("--replica", replica), config, 1000, world) for replica in ("node", "rank")
+    )
+    assert by_rank - by_node == 4 * 1000 * (4 * (1 + 5) - (1 + 5))

@@ -7,6 +7,7 @@ import pytest
 from dist.cost.messages import sums_of_nodes
 from dist.cost.model import Cluster
 from dist.cost.overlap import Training
+from dist.wire import WIRE_BYTES
 from gpt2.errors import UserError
 from scripts import advise
 from scripts.prediction.predictor import WORTH_OTHER_WEIGHTS, advice_sentence, as_rows, other_weights, predicted_steps
@@ -48,6 +49,16 @@ def rows_of(nodes: int, compute_s: float) -> list[dict]:
     cluster = Cluster(range(nodes), 5e7, 5e7, 1e-4)
     training = Training(1_000_000, compute_s)
     return as_rows(predicted_steps(cluster, training, "mpich"), cluster, training)
+
+
+def test_rounding_errors_take_memory():
+    """Of the strategy that sends int8; the others keep float32."""
+    rounded, exact = (
+        {step.name: step.memory.total for step in predicted_steps(Cluster(range(4), 5e7, 5e7, 1e-4), training, "mpich")}
+        for training in (Training(1000, 0.1, item_bytes=WIRE_BYTES["int8"]), Training(1000, 0.1))
+    )
+    more = {name: rounded[name] - exact[name] for name in exact}
+    assert {name: count for name, count in more.items() if count} == {"hierarchical": 4000}
 
 
 @pytest.mark.parametrize("device", ["host", "gpus"])

@@ -6,7 +6,7 @@ from matplotlib.lines import Line2D
 
 from traces.plots import look
 from traces.plots.loss_curves import COLOURS
-from traces.units import count_text, seconds_text
+from traces.units import count_text, listed, seconds_text
 from traces.verdict.time_to_loss import Curve, Reached, headline, reach, soonest
 
 PANEL_INCHES = 4.3
@@ -55,7 +55,7 @@ def _finding(found: dict[str, list[Reached]], target: float) -> tuple[str, str]:
     for name, reached in found.items():
         first = " and ".join(one.label for one in soonest(reached)) or "none"
         places.setdefault(first, []).append(name)
-    firsts = "; ".join(f"{first} at {' and '.join(names)}" for first, names in places.items())
+    firsts = "; ".join(f"{first} at {listed(names)}" for first, names in places.items())
     return f"First to loss {target:g}: {firsts}", subtitle
 
 

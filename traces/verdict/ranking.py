@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from traces.units import count_text, ratio_text, short_ms
+from traces.units import count_text, listed, ratio_text, short_ms
 from traces.verdict.summary import TimedRun
 
 SAME_BATCH = 0.01  # runs whose tokens per step differ by less have the same batch
@@ -113,7 +113,7 @@ def tie_text(tied: list[dict], runs: list[dict]) -> str:
     speeds = [speed_text(figures, runs) for figures in tied[:MOST_NAMED]]
     speeds = [*(speed.partition(" ")[0] for speed in speeds[:-1]), speeds[-1]]
     more = [f"{len(tied) - MOST_NAMED} more"] if tied[MOST_NAMED:] else []
-    return f"{_listed(labels + more)}, {_listed(speeds)}"
+    return f"{listed(labels + more)}, {listed(speeds)}"
 
 
 def grounds(runs: list[dict]) -> str:
@@ -143,9 +143,4 @@ def _overlaps(tied: list[dict], runs: list[dict]) -> str:
         spreads.append(" to ".join(short_ms(end(times)) if is_ms else f"{end(speeds):,.0f}" for end in (min, max)))
     slower = [figures["label"] for figures in reversed(from_slow_to_fast(runs)) if figures not in tied]
     ends = f"they overlap ({', '.join(spreads)} {'ms' if is_ms else 'tokens/s'})"
-    return f"{ends}; {_listed(slower)} {'is' if len(slower) == 1 else 'are'} slower" if slower else ends
-
-
-def _listed(words: list[str]) -> str:
-    """Return "a", "a and b", "a, b and c"."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if words[:-1] else words)
+    return f"{ends}; {listed(slower)} {'is' if len(slower) == 1 else 'are'} slower" if slower else ends
