@@ -122,7 +122,7 @@ class Settings:
     outer_momentum: float = setting(0.9, "with diloco: momentum of the outer Nesterov step", "X")
     replica: str = setting("node", "with diloco: the ranks that train one replica", choices=REPLICAS)
     fragments: int = setting(
-        1, "with diloco: parts of the parameters that travel one after another during training", "P"
+        1, "with diloco: parts that travel one after another during training, best as many as --local-steps", "P"
     )
     no_exchange: bool = setting(False, "confirm --strategy none: each rank trains a separate model")
     tensor_parallel: int = setting(1, "tensor-parallel shards: ranks that split the matrices of each layer")
