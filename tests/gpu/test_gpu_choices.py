@@ -196,7 +196,7 @@ def test_parts_that_no_kernel_can_read_are_refused():
     for parts in (1, 2, 4):
         for shard in model_shards((1,), parts):
             assert_aligned(Layout(config, 1, shard))
-    with pytest.raises(UserError, match=r"--tensor-parallel 3 splits 1024 columns .* so that layer\.0\.fcproj_weight"):
+    with pytest.raises(UserError, match=r"--tensor-parallel 3 splits 1024 .* columns so that layer\.0\.fcproj_weight"):
         assert_aligned(Layout(config, 1, model_shards((1,), 3)[0]))
 
 

@@ -214,7 +214,7 @@ MISTAKES = [
     (["--bytes", "8MB,pear"], "'8MB,pear' is not a list of sizes"),
     (["--bytes", "0"], "'0' is not a list of sizes"),
     (["--repeat", "0"], "'0' rounds, expected 1 or more"),
-    (["--link", "4pears"], "'4pears' is no rate"),
+    (["--link", "4pears"], "'4pears' is not a rate"),
     (["--link", "400mbit"], "--link with all ranks on one node"),
     (["--json", "/none/exchange.json"], "/none/exchange.json: No such file or directory"),
     (["--json", "."], ".: a folder, expected a regular file"),

@@ -214,7 +214,7 @@ def test_two_clusters_at_once():
 
 CLUSTER, LIMITED = "run --nodes 2 --ranks 3", "run --nodes 2 --ranks 2 --rate 1gbit"
 MISTAKES = [
-    (virtual_cluster, f"{CLUSTER} --rate 4pears", "'4pears' is no rate"),
+    (virtual_cluster, f"{CLUSTER} --rate 4pears", "'4pears' is not a rate"),
     (virtual_cluster, f"{CLUSTER} --rate 0mbit", "'0mbit' is not a rate: expected 1kbit or more"),
     (virtual_cluster, f"{CLUSTER} --rate 900000tbit", "the kernel refuses the rate 900000tbit: "),
     (virtual_cluster, f"{CLUSTER} --rate 1mbit --slow node2:1mbit",
@@ -235,7 +235,7 @@ MISTAKES = [
 SLURM_MISTAKES = [
     (virtual_slurm, "run --nodes 0", "--nodes 0: expected 1 to 250"),
     (virtual_slurm, "run --nodes 1 --ranks-per-node 0", "--ranks-per-node must be 1 or more"),
-    (virtual_slurm, "run --nodes 1 --rate pear", "'pear' is no rate"),
+    (virtual_slurm, "run --nodes 1 --rate pear", "'pear' is not a rate"),
 ]
 
 
