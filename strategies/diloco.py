@@ -16,7 +16,7 @@ about L/P layers. Every H/P steps the next fragment begins to travel, so each be
 H/P pieces: one starts with each step's first kernel and moves on between the others. So all steps load the ports
 evenly. Exactly H/P steps after it began, the fragment makes its outer step. The replica takes the result and adds the
 steps that it made meanwhile: local = global + (local - local when the fragment began). The paper mixes local and global
-half and half instead, which ends at a higher loss. With P = H the delay is one step, the shortest.
+half and half instead, which ended at a higher loss in our trials. With P = H the delay is one step, the shortest.
 
 Validation, samples, exports and `parameters` in checkpoints are the global parameters. They lack the steps since the
 last outer step: none if P = 1 and H divides the steps. If P > 1, a fragment's steps enter H/P steps after it begins to

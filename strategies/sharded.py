@@ -19,7 +19,7 @@ class ShardedUpdate(Strategy):
     phases = "reduce_scatter", "allgather"
 
     def _divide(self, job, sums: OwnedParts) -> None:
-        """Set up own parts and optimizers. sums: buffers for the own sums of all ranges, in ascending order."""
+        """Set up this rank's parts and optimizers. sums: buffers for its sums of all ranges, in ascending order."""
         self.ranges = list(sums.bounds)
         self.sums = sums
         self.optimizers = {part: job.new_optimizer(*own) for part, own in sums.bounds.items() if own[0] < own[1]}

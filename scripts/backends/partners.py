@@ -17,7 +17,7 @@ def new_partners(backend, mesh: Mesh, shape: tuple[int, int], phase, resources) 
     """Return the sums over tensor-parallel shards and the links between stages, each None if not needed. Collective.
 
     backend: of backends.py. shape: (rows, channels) of activations. phase: Tracer.interruption. resources: closes both.
-    Links always go through host memory: on the stream of sums and exchanges, sends and receives could deadlock.
+    Links always use host memory: their sends and receives could deadlock on the stream that the sums use.
     """
     comm = backend.new_comm(mesh.shards_world) if mesh.tensor > 1 else None
     sums = None

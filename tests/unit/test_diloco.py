@@ -168,10 +168,16 @@ def test_flags():
     assert not unused_steps(completed("--steps", "42", "--local-steps", "6"))
 
 
-def test_replicas_of_one_rank_share_no_memory():
-    """On a node of four ranks: parameters, and per replica global parameters, velocity, change and two moments."""
-    world, config = SimpleNamespace(local_size=4, size=8, node_count=2), complete(parse_settings("", []), 8)[1]
-    by_node, by_rank = (
-        bytes_of_wholes(completed("--replica", replica), config, 1000, world) for replica in ("node", "rank")
+def test_memory_of_a_node():
+    """A replica holds 6 vectors besides gradients: its own and the global parameters, velocity, change, two moments.
+
+    A node of four ranks has one replica or four. Rounding errors are one more vector of each replica.
+    """
+    world = SimpleNamespace(local_size=4, size=8, node_count=2)
+    config = complete(parse_settings("", []), 8)[1]
+    by_node, by_rank, with_errors = (
+        bytes_of_wholes(completed(*flags), config, 1000, world)
+        for flags in ([], ["--replica", "rank"], ["--wire", "bfloat16", "--error-feedback"])
     )
-    assert by_rank - by_node == 4 * 1000 * (4 * (1 + 5) - (1 + 5))
+    assert by_rank - by_node == 4 * 1000 * (4 * 6 - 6)
+    assert with_errors - by_node == 4 * 1000

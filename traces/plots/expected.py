@@ -113,11 +113,11 @@ def _size(measured: list[TimedRun], ranks: int) -> str:
 def _speedup(smallest: dict, largest: dict, several: bool) -> str:
     """Compare the fastest runs of the fewest and the most ranks. several: whether there are several strategies."""
     speedup = largest["tokens_per_s"] / smallest["tokens_per_s"]
-    possible = largest["ranks"] / smallest["ranks"]
-    more, fewer = f"{largest['ranks']} ranks are", f"{smallest['ranks']}"
+    text = f"{largest['ranks']} ranks are {speedup:.1f} times as fast as {smallest['ranks']}"
     if several:
-        more, fewer = f"The fastest run on {largest['ranks']} ranks is", f"the fastest on {smallest['ranks']}"
-    return f"{more} {speedup:.1f} times as fast as {fewer}, of {possible:.3g} possible"
+        sizes = f"{largest['ranks']} ranks is {speedup:.1f} times as fast as the fastest on {smallest['ranks']}"
+        text = f"The fastest run on {sizes}"
+    return f"{text}, of {largest['ranks'] / smallest['ranks']:.3g} possible"
 
 
 def draw_model(points: list[tuple[str, float, float]]) -> Figure:
